@@ -1,0 +1,111 @@
+"""The pool of devices: reading `devices` and `device_memory`, and finding out what this machine has."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from hydra_tune.errors import SpecError, quoted
+
+CPU_SHARE_OF_RAM = 0.8
+MOST_AUTOMATIC_CPU_DEVICES = 8
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)?\s*", re.IGNORECASE)
+_COUNTED_CPUS = re.compile(r"(?:(\d+)x)?cpu")
+_ACCELERATOR = re.compile(r"([a-z]+):(\d+)")
+DEVICES_HINT = "give auto, cpu, 2xcpu, or accelerators such as cuda:0,cuda:1"
+
+
+@dataclass(frozen=True)
+class Device:
+    """One place that runs units, with its memory budget in bytes and its share of the cores."""
+
+    name: str
+    torch_device: str
+    memory: int
+    threads: int
+
+
+def parse_memory(text: str | int) -> int:
+    """`256MiB`, `8GiB`, `1.5GB` or a number of bytes, in bytes."""
+    match = _MEMORY.fullmatch(str(text))
+    if isinstance(text, bool) or match is None or not float(match[1]) > 0:
+        raise SpecError(f"device_memory cannot be {quoted(text)}", "give a size such as 256MiB or 8GiB")
+    return int(float(match[1]) * _UNITS[(match[2] or "B").upper()])
+
+
+def format_bytes(count: float) -> str:
+    """A size for people: 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def parse_devices(spec: str, device_memory: str | int | None = None) -> tuple[Device, ...]:
+    """The devices that `spec` names, each with its budget."""
+    if not isinstance(spec, str) or not spec.strip():
+        raise SpecError(f"devices cannot be {quoted(spec)}", DEVICES_HINT)
+    memory = None if device_memory is None else parse_memory(device_memory)
+    text = spec.strip().lower()
+    if text == "auto":
+        found = _accelerators()
+        return _on_accelerators(found, memory) if found else _on_cpus(_automatic_cpu_count(), memory)
+    match = _COUNTED_CPUS.fullmatch(text)
+    if match:
+        count = int(match[1] or 1)
+        if not 1 <= count <= 256:
+            raise SpecError(f"devices cannot be {quoted(spec)}", "give between 1xcpu and 256xcpu")
+        return _on_cpus(count, memory)
+    return _on_accelerators(_named_accelerators(spec, text), memory)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _automatic_cpu_count() -> int:
+    # One device a core: two processes of one thread each train two small models at twice the speed of one, while two
+    # threads on one small model gain next to nothing.
+    return min(cores(), MOST_AUTOMATIC_CPU_DEVICES)
+
+
+def _on_cpus(count: int, memory: int | None) -> tuple[Device, ...]:
+    import psutil
+
+    share = int(psutil.virtual_memory().total * CPU_SHARE_OF_RAM) // count
+    threads = max(1, cores() // count)
+    return tuple(Device(f"cpu:{i}", "cpu", memory or share, threads) for i in range(count))
+
+
+def _on_accelerators(names: list[str], memory: int | None) -> tuple[Device, ...]:
+    import torch
+
+    from hydra_tune.engine import accelerator
+
+    threads = max(1, cores() // len(names))
+    return tuple(Device(n, n, memory or accelerator.free_bytes(torch.device(n)), threads) for n in names)
+
+
+def _accelerators() -> list[str]:
+    from hydra_tune.engine import accelerator
+
+    return [str(device) for device in accelerator.available()]
+
+
+def _named_accelerators(spec: str, text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(_ACCELERATOR.fullmatch(name) for name in names):
+        raise SpecError(f"devices cannot be {quoted(spec)}", DEVICES_HINT)
+    found = _accelerators()
+    for name in names:
+        if name not in found:
+            there = ", ".join(found) if found else "no accelerator"
+            raise SpecError(f"device {quoted(name)} is not on this machine", f"there is {there}; cpu always works")
+    if len(set(names)) < len(names):
+        raise SpecError(f"devices {quoted(spec)} name one device twice", "name each device once")
+    return names

@@ -1,0 +1,67 @@
+"""Every error that Hydra Tune raises on purpose.
+
+    HydraTuneError
+    ├── InputError           what the user gave is wrong: exit code 2
+    │   ├── CandidateError   a field of a Candidate
+    │   ├── SpecError        a YAML file, a flag, a name
+    │   └── StorageError     a database that cannot be used
+    ├── SearchFailed         no trial completed: exit code 1
+    └── WorkerLost           a worker process ended while it had work
+
+A message says what happened and quotes the value; the hint says how to mend it. Both fit on one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HydraTuneError(Exception):
+    """Base of all deliberate errors: one line of what happened, one hint of how to mend it."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class InputError(HydraTuneError, ValueError):
+    """What the user gave cannot be used."""
+
+
+class CandidateError(InputError):
+    """A field of a Candidate is wrong."""
+
+
+class SpecError(InputError):
+    """A specification file, a flag or a name is wrong."""
+
+
+class StorageError(InputError):
+    """A database cannot be opened, read or written."""
+
+
+class SearchFailed(HydraTuneError):
+    """The search ended without one completed trial."""
+
+
+class WorkerLost(HydraTuneError):
+    """A worker process ended while it had work."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name: the nearest known one, then all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    listing = "known: " + ", ".join(names)
+    return f"did you mean {close[0]!r}? {listing}" if close else listing
+
+
+def quoted(value: object, limit: int = 60) -> str:
+    """`value` as it may stand in a message: printable, on one line, and not too long."""
+    text = " ".join("".join(c if c.isprintable() else " " for c in repr(value)).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,213 @@
+"""The plain training loop of one candidate on one device, in pieces that can stop after any batch.
+
+This is the loop that all exact strategies are measured against: batches in `epoch_order`, each batch's loss divided by
+`accumulate`, an optimizer step after every `accumulate` batches and at the end of each epoch, one random stream from
+the trial's seed. Nothing here knows of processes or schedules.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hydra_tune.batches import Batches, call_model, move, rows_in
+from hydra_tune.candidate import Candidate, Dataset
+from hydra_tune.engine.memory import TensorBytes
+from hydra_tune.errors import CandidateError, quoted
+from hydra_tune.seeds import RandomState, seed_everything
+from hydra_tune.weights import save_weights
+
+# The first optimizer step makes the optimizer's state, the second runs with all of it: from then on every batch of one
+# size takes the same memory, and counting would only cost time.
+_MEASURED_STEPS = 2
+
+
+class Diverged(Exception):
+    """The loss is no longer a finite number; raised before the update, so the weights are those of the step before."""
+
+    def __init__(self, what: str, value: float, step: int) -> None:
+        super().__init__(f"{what} became {value} at step {step}")
+        self.data = {"step": step}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a trial stands after a piece of training."""
+
+    epoch: int
+    batch: int
+    batches: int
+    steps: int
+    loss: float
+    batches_done: int
+    """In this piece."""
+    seconds: float
+
+    @property
+    def epoch_done(self) -> bool:
+        return self.batch == self.batches
+
+
+class Training:
+    """A candidate in training: the model, its optimizer and schedule, and the position in the data."""
+
+    def __init__(
+        self, candidate: Candidate, train: Dataset, valid: Dataset | None, seed: int, device: torch.device
+    ) -> None:
+        self.candidate = candidate
+        self.device = device
+        self.batches = Batches(candidate, train, training=True, seed=seed)
+        self.valid = None if valid is None else Batches(candidate, valid, training=False)
+        self.model: nn.Module = candidate.model.to(device)
+        self.optimizer = candidate.optimizer(list(self.model.parameters()))
+        self.scheduler = candidate.scheduler(self.optimizer) if candidate.scheduler else None
+        self.epoch = 0
+        self.batch = 0
+        self.steps = 0
+        self._tensors = TensorBytes([*self.model.parameters(), *self.model.buffers()])
+        self.kept: dict[str, torch.Tensor] | None = None
+        self._loss_sum = 0.0
+        self._loss_rows = 0
+        seed_everything(seed)
+        self._random = RandomState.capture(device)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that this trial's tensors took at once."""
+        return self._tensors.peak
+
+    def train_for(self, seconds: float) -> Progress:
+        """Train until the time is up or the epoch ends, at least one batch."""
+        began, first = time.perf_counter(), self.batch
+        self.model.train()
+        self._random.restore(self.device)
+        while self.batch < len(self.batches):
+            if self.steps < _MEASURED_STEPS:
+                self._measured_batch()
+            else:
+                self._train_batch()
+            if time.perf_counter() - began >= seconds:
+                break
+        self._random = RandomState.capture(self.device)
+        mean = self._loss_sum / max(self._loss_rows, 1)
+        return Progress(
+            epoch=self.epoch, batch=self.batch, batches=len(self.batches), steps=self.steps, loss=mean,
+            batches_done=self.batch - first, seconds=time.perf_counter() - began,
+        )  # fmt: skip
+
+    def _train_batch(self) -> None:
+        candidate = self.candidate
+        inputs, targets = move(self.batches.fetch(self.epoch, self.batch), self.device)
+        loss = candidate.loss(call_model(self.model, inputs), targets)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise Diverged("the training loss", value, self.steps)
+        (loss / candidate.accumulate).backward()  # type: ignore[no-untyped-call]
+        self.batch += 1
+        if self.batch % candidate.accumulate == 0 or self.batch == len(self.batches):
+            self._step()
+        rows = rows_in(inputs)
+        self._loss_sum += value * rows
+        self._loss_rows += rows
+
+    def _step(self) -> None:
+        if self.candidate.clip_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.candidate.clip_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+        if self.scheduler is not None and self.candidate.schedule_every == "step":
+            self.scheduler.step()
+
+    def _measured_batch(self) -> None:
+        """One batch with every tensor counted."""
+        with self._tensors:
+            self._train_batch()
+
+    def end_epoch(self) -> dict[str, float]:
+        """Judge the epoch, step an epoch schedule, and go to the next epoch. Returns every metric by name."""
+        train_loss = self._loss_sum / max(self._loss_rows, 1)
+        judged = {"train_loss": train_loss, **(self._evaluate() or {"loss": train_loss})}
+        if self.scheduler is not None and self.candidate.schedule_every == "epoch":
+            if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                self.scheduler.step(judged["loss"])
+            else:
+                self.scheduler.step()
+        self.epoch, self.batch = self.epoch + 1, 0
+        self._loss_sum, self._loss_rows = 0.0, 0
+        return judged
+
+    def keep_weights(self) -> None:
+        """Remember the weights as they are now, for a candidate that keeps its best epoch."""
+        self.kept = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+
+    def save(self, path: Path) -> None:
+        """Write the weights to keep."""
+        if self.kept is not None:
+            self.model.load_state_dict(self.kept)
+        save_weights(self.model, path)
+
+    @torch.no_grad()
+    def _evaluate(self) -> dict[str, float]:
+        if self.valid is None:
+            return {}
+        sums: dict[str, float] = {}
+        rows_seen = 0
+        with _in_evaluation(self.model, self.device):
+            for batch in self.valid:
+                inputs, targets = move(batch, self.device)
+                outputs = call_model(self.model, inputs)
+                rows = rows_in(inputs)
+                rows_seen += rows
+                for name, value in self._judge(outputs, targets).items():
+                    sums[name] = sums.get(name, 0.0) + value * rows
+        means = {name: total / rows_seen for name, total in sums.items()}
+        if not math.isfinite(means["loss"]):
+            raise Diverged("the validation loss", means["loss"], self.steps)
+        return means
+
+    def _judge(self, outputs: Any, targets: Any) -> dict[str, float]:
+        judged = {"loss": float(self.candidate.loss(outputs, targets))}
+        for name, metric in self.candidate.metrics.items():
+            judged[name] = as_number(metric(outputs, targets), f"metric {name!r}")
+        return judged
+
+
+@contextmanager
+def _in_evaluation(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """The model in eval mode, each module's own mode restored after; the random streams are not moved."""
+    modes = {module: module.training for module in model.modules()}
+    before = RandomState.capture(device)
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        before.restore(device)
+
+
+def as_number(value: Any, what: str) -> float:
+    """A metric's value as a finite float; anything else is the user's mistake, quoted back."""
+    hint = "return one finite number"
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise CandidateError(f"{what} is a tensor of shape {tuple(value.shape)}", hint)
+        value = value.item()
+    if value is None or isinstance(value, str | bytes | Mapping | list | tuple):
+        raise CandidateError(f"{what} is {quoted(value)}", hint)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CandidateError(f"{what} is {quoted(value)}", hint) from error
+    if not math.isfinite(number):
+        raise CandidateError(f"{what} is {quoted(number)}", hint)
+    return number
