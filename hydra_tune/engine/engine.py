@@ -1,0 +1,262 @@
+"""The engine loop: it keeps the ready units of all trials and hands them to workers as slots fall free.
+
+Each worker has a running slot and a next slot, so that it never waits for the coordinator between two units. A worker
+that ends is replaced; its units fail with WorkerLost where they are awaited, and whoever awaits them decides what then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hydra_tune.devices import Device
+from hydra_tune.engine import messages
+from hydra_tune.engine.process import WorkerProcess
+from hydra_tune.engine.scheduler import POLICIES, Policy, Waiting, WorkerView, choose
+from hydra_tune.engine.unit import Role, Unit, UnitFailed, UnitResult
+from hydra_tune.errors import HydraTuneError, WorkerLost
+
+logger = logging.getLogger(__name__)
+
+SLOTS = 2
+"""One unit that runs and one that waits at the worker."""
+STILLBORN_LIMIT = 3
+"""Workers of one device that end before they are ready, one after another, before the engine gives up."""
+
+
+class Observer(Protocol):
+    """What the engine tells whoever runs it."""
+
+    def unit_started(self, unit: Unit, device: str) -> None: ...
+
+    def unit_ended(self, unit: Unit, result: UnitResult) -> None: ...
+
+    def worker_line(self, device: str, line: str) -> None: ...
+
+    def worker_lost(self, device: str, reason: str) -> None: ...
+
+    def call(self, unit: Unit, name: str, args: tuple[Any, ...], reply: Callable[[Any, Any], None] | None) -> None:
+        """User code in `unit` asks something; `reply(value, failure)` may be called from any thread."""
+        ...
+
+
+@dataclass
+class _Job:
+    """A unit on its way through the engine."""
+
+    id: int
+    unit: Unit
+    future: asyncio.Future[UnitResult]
+    arrival: int
+
+
+@dataclass
+class _Worker:
+    """A worker process and what it has been given."""
+
+    id: int
+    role: Role
+    device: Device
+    process: WorkerProcess
+    jobs: dict[int, _Job] = field(default_factory=dict)
+    resident: set[str] = field(default_factory=set)
+    ready: bool = False
+
+    def view(self) -> WorkerView:
+        return WorkerView(self.id, self.role, frozenset(self.resident))
+
+
+class Engine:
+    """Runs units on a pool of devices; use as `async with Engine(...) as engine`."""
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        observer: Observer,
+        *,
+        directory: str,
+        expect: int | None = None,
+        policy: Policy = POLICIES["fair"],
+    ) -> None:
+        """`expect` is how many units are likely to be ready at once: so many workers start now, others when needed."""
+        self.devices = tuple(devices)
+        self.observer = observer
+        self.directory = directory
+        self.policy = policy
+        self._expect = len(self.devices) if expect is None else min(expect, len(self.devices))
+        self._workers: dict[int, _Worker] = {}
+        self._waiting: dict[int, _Job] = {}
+        self._ids = itertools.count()
+        self._turn = itertools.count()
+        self._last_turn: dict[int, int] = {}
+        self._stillborn: dict[str, int] = {}
+        self._broken: HydraTuneError | None = None
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    async def __aenter__(self) -> Engine:
+        for device in self.devices[: self._expect]:
+            self._start_worker(Role.DEVICE, device)
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self._closing = True
+        for worker in self._workers.values():
+            worker.process.kill()
+        await asyncio.gather(*self._watchers)
+
+    async def run(self, unit: Unit) -> UnitResult:
+        """Run `unit` on the first worker that may take it. Raises UnitFailed or WorkerLost."""
+        if self._broken is not None:
+            raise self._broken
+        if unit.worker is not None and unit.worker not in self._workers:
+            raise WorkerLost(f"the worker that held trial {unit.trial} is gone")
+        if unit.role is Role.BUILDER:
+            self._ensure_builder()
+        job = _Job(next(self._ids), unit, asyncio.get_running_loop().create_future(), next(self._turn))
+        self._waiting[job.id] = job
+        self._dispatch()
+        try:
+            return await job.future
+        finally:
+            self._forget(job)
+
+    def drop(self, attempt: str) -> None:
+        """Free what workers hold for an attempt, at once."""
+        for worker in self._workers.values():
+            if attempt in worker.resident:
+                worker.resident.discard(attempt)
+                worker.process.send(messages.Drop(attempt))
+
+    def _forget(self, job: _Job) -> None:
+        """After a job ended or its caller gave up: take it out of the queue, or out of its worker's next slot."""
+        self._waiting.pop(job.id, None)
+        for worker in self._workers.values():
+            if job.id in worker.jobs:
+                worker.process.send(messages.Withdraw(job.id))
+
+    # Workers
+
+    def _start_worker(self, role: Role, device: Device) -> None:
+        id = next(self._ids)
+        setup = messages.Setup(
+            worker=id, device=device.name, torch_device=device.torch_device, memory=device.memory,
+            threads=device.threads, directory=self.directory, sys_path=tuple(sys.path), cwd=os.getcwd(),
+        )  # fmt: skip
+        process = WorkerProcess(
+            setup,
+            on_message=lambda message: self._on_message(worker, message),
+            on_line=lambda line: self.observer.worker_line(device.name, line),
+        )
+        worker = _Worker(id, role, device, process)
+        self._workers[id] = worker
+        process.start()
+        watcher = asyncio.create_task(self._watch(worker), name=f"watch {device.name}")
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+
+    def _start_needed_workers(self) -> None:
+        free = [job for job in self._waiting.values() if job.unit.role is Role.DEVICE and job.unit.worker is None]
+        devices = [worker for worker in self._workers.values() if worker.role is Role.DEVICE]
+        started = {worker.device for worker in devices}
+        lacking = len(free) - sum(not worker.jobs for worker in devices)
+        for device in [device for device in self.devices if device not in started][: max(0, lacking)]:
+            self._start_worker(Role.DEVICE, device)
+
+    def _ensure_builder(self) -> None:
+        if not any(worker.role is Role.BUILDER for worker in self._workers.values()):
+            self._start_worker(Role.BUILDER, Device("builder", "cpu", memory=0, threads=self.devices[0].threads))
+
+    async def _watch(self, worker: _Worker) -> None:
+        """Wait for a worker's end; then fail what it had and start another in its place."""
+        await worker.process.closed()
+        del self._workers[worker.id]
+        how = worker.process.reap()
+        if self._closing:
+            return
+        reason = f"worker {worker.device.name} (pid {worker.process.pid}) {how}"
+        logger.warning("%s", reason)
+        self.observer.worker_lost(worker.device.name, reason)
+        self._replace(worker, reason)
+        for job in [*worker.jobs.values(), *self._waiting.values()]:
+            bound = job.unit.worker == worker.id or job.id in worker.jobs
+            if bound and not job.future.done():
+                job.future.set_exception(WorkerLost(reason))
+        self._dispatch()
+
+    def _replace(self, worker: _Worker, reason: str) -> None:
+        name = worker.device.name
+        self._stillborn[name] = 0 if worker.ready else self._stillborn.get(name, 0) + 1
+        if self._stillborn[name] < STILLBORN_LIMIT:
+            self._start_worker(worker.role, worker.device)
+            return
+        tail = " | ".join(list(worker.process.tail)[-3:])
+        self._broken = HydraTuneError(f"{reason} before it was ready, {STILLBORN_LIMIT} times; it last said: {tail}")
+        for job in self._waiting.values():
+            if not job.future.done():
+                job.future.set_exception(self._broken)
+
+    # Units
+
+    def _dispatch(self) -> None:
+        """Fill running slots first, then next slots, so that no worker idles while another one queues."""
+        self._start_needed_workers()
+        for depth in range(SLOTS):
+            for worker in list(self._workers.values()):
+                if len(worker.jobs) == depth:
+                    self._hand_out(worker)
+
+    def _hand_out(self, worker: _Worker) -> None:
+        waiting = [
+            Waiting(job.unit, job.arrival, self._last_turn.get(job.unit.trial, -1)) for job in self._waiting.values()
+        ]
+        unit = choose(waiting, worker.view(), self.policy)
+        if unit is None:
+            return
+        job = next(job for job in self._waiting.values() if job.unit is unit)
+        del self._waiting[job.id]
+        worker.jobs[job.id] = job
+        worker.resident.add(unit.attempt)
+        self._last_turn[unit.trial] = next(self._turn)
+        worker.process.send(messages.Run(job.id, unit.attempt, unit.work, unit.args))
+
+    def _on_message(self, worker: _Worker, message: object) -> None:
+        match message:
+            case messages.Ready():
+                worker.ready = True
+            case messages.Started(unit=id) if id in worker.jobs:
+                self.observer.unit_started(worker.jobs[id].unit, worker.device.name)
+            case messages.Call() if message.unit in worker.jobs:
+                self._on_call(worker, message)
+            case messages.Done() if message.unit in worker.jobs:
+                self._on_done(worker, message)
+            case messages.Withdrawn(unit=id):
+                worker.jobs.pop(id, None)
+                self._dispatch()
+
+    def _on_call(self, worker: _Worker, call: messages.Call) -> None:
+        reply: Callable[[Any, Any], None] | None = None
+        if call.call is not None:
+            id = call.call
+
+            def reply(value: Any, failure: Any) -> None:
+                worker.process.send(messages.Reply(id, value, failure))
+
+        self.observer.call(worker.jobs[call.unit].unit, call.name, call.args, reply)
+
+    def _on_done(self, worker: _Worker, done: messages.Done) -> None:
+        job = worker.jobs.pop(done.unit)
+        result = UnitResult(done.value, worker.id, worker.device.name, done.started, done.seconds, done.peak_bytes)
+        self.observer.unit_ended(job.unit, result)
+        if not job.future.done():
+            if done.failure is None:
+                job.future.set_result(result)
+            else:
+                job.future.set_exception(UnitFailed(done.failure))
+        self._dispatch()

@@ -1,0 +1,100 @@
+"""What the coordinator and its workers say to each other, pickled over one duplex pipe per worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hydra_tune.engine.unit import Failure
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The first message to a worker: who it is, and where it finds the user's modules."""
+
+    worker: int
+    device: str
+    torch_device: str
+    memory: int
+    threads: int
+    directory: str
+    """The run's directory for what processes hand to each other."""
+    sys_path: tuple[str, ...]
+    cwd: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run this unit after those already given."""
+
+    unit: int
+    attempt: str
+    work: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """Do not start this unit, if it waits in the next slot."""
+
+    unit: int
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Free whatever is resident for this attempt."""
+
+    attempt: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to a Call."""
+
+    call: int
+    value: Any
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A worker has finished its imports."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """A unit left the next slot and runs."""
+
+    unit: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """User code in unit `unit` asks the coordinator something; `call` is None where no answer is awaited."""
+
+    unit: int
+    call: int | None
+    name: str
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A unit ended; exactly one of `value` and `failure` means something."""
+
+    unit: int
+    value: Any
+    failure: Failure | None
+    started: float
+    seconds: float
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """A unit was withdrawn before it started: its slot is free."""
+
+    unit: int

@@ -1,0 +1,118 @@
+"""The coordinator's end of one worker process: starting it, talking to it, noticing its death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from multiprocessing import Pipe
+from typing import Any
+
+from hydra_tune.engine.messages import Setup
+
+_TAIL_LINES = 20
+
+
+class WorkerProcess:
+    """A spawned `hydra_tune.engine.worker` and its pipe.
+
+    A plain subprocess rather than `multiprocessing`: that would import the user's `__main__` again in every worker,
+    which breaks notebooks and scripts without a main guard. What the worker prints comes back line by line, so that it
+    can be shown without tearing the live display, and its last lines explain a death.
+    """
+
+    def __init__(self, setup: Setup, on_message: Callable[[Any], None], on_line: Callable[[str], None]) -> None:
+        self.setup = setup
+        self.pid = -1
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._on_message = on_message
+        self._on_line = on_line
+        self._sending = threading.Lock()
+        self._text = b""
+        self._closed = asyncio.Event()
+
+    def start(self) -> None:
+        ours, theirs = Pipe(duplex=True)
+        environment = dict(os.environ)
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+            environment[name] = str(self.setup.threads)
+        environment["PYTHONUNBUFFERED"] = "1"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "hydra_tune.engine.worker", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            pass_fds=[theirs.fileno()], env=environment,
+        )  # fmt: skip
+        theirs.close()
+        self.pid = self._process.pid
+        self._connection = ours
+        assert self._process.stdout is not None
+        self._output = self._process.stdout
+        os.set_blocking(self._output.fileno(), False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(ours.fileno(), self._read)
+        loop.add_reader(self._output.fileno(), self._read_output)
+        self.send(self.setup)
+
+    def send(self, message: object) -> None:
+        """Say something to the worker; safe from any thread. What a dead worker no longer hears is lost with it."""
+        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        with self._sending:
+            try:
+                self._connection.send_bytes(data)
+            except OSError:
+                # The reader sees the end of the pipe and reports the loss; one place is enough.
+                return
+
+    async def closed(self) -> None:
+        """Wait until the worker has closed its end, which it does only by ending."""
+        await self._closed.wait()
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def reap(self) -> str:
+        """Collect the ended process and say how it ended."""
+        self._process.kill()
+        code = self._process.wait()
+        self._read_output()
+        self._release()
+        if code >= 0:
+            return f"exited with code {code}"
+        name = signal.Signals(-code).name
+        cause = ", probably out of host memory" if -code == signal.SIGKILL else ""
+        return f"was killed (signal {-code}, {name}{cause})"
+
+    def _release(self) -> None:
+        loop = asyncio.get_running_loop()
+        for channel in (self._connection, self._output):
+            if not channel.closed:
+                loop.remove_reader(channel.fileno())
+                channel.close()
+
+    def _read(self) -> None:
+        try:
+            # One wake-up may stand for several messages.
+            while self._connection.poll():
+                self._on_message(pickle.loads(self._connection.recv_bytes()))
+        except (EOFError, OSError):
+            asyncio.get_running_loop().remove_reader(self._connection.fileno())
+            self._closed.set()
+
+    def _read_output(self) -> None:
+        if self._output.closed:
+            return
+        data = self._output.read()
+        if data == b"":
+            asyncio.get_running_loop().remove_reader(self._output.fileno())
+        *lines, self._text = (self._text + (data or b"")).split(b"\n")
+        for line in lines:
+            text = line.decode(errors="replace").rstrip("\r")
+            self.tail.append(text)
+            self._on_line(text)

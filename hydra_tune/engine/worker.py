@@ -1,0 +1,195 @@
+"""A worker process: it owns one device (or, as the builder, none), runs units and answers for its user code's calls.
+
+Started as `python -m hydra_tune.engine.worker FD` with one end of a pipe. The main thread runs units one after another;
+a second thread reads the pipe, so that replies, withdrawals and the coordinator's death are seen while a unit runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from hydra_tune.engine.messages import (
+    Call,
+    Done,
+    Drop,
+    Ready,
+    Reply,
+    Run,
+    Setup,
+    Started,
+    Withdraw,
+    Withdrawn,
+)
+from hydra_tune.engine.unit import Failure
+
+if TYPE_CHECKING:
+    import torch
+
+COORDINATOR_GONE = 3
+_PR_SET_PDEATHSIG = 1
+
+
+class RemoteError(Exception):
+    """The coordinator answered a call with an error; its message is the coordinator's."""
+
+
+class WorkerContext:
+    """What the work of a unit may use: the device, what is resident, and the way to the coordinator."""
+
+    def __init__(self, setup: Setup, connection: Connection) -> None:
+        import torch
+
+        self.setup = setup
+        self.device: torch.device = torch.device(setup.torch_device)
+        self.resident: dict[str, Any] = {}
+        """State that outlives a unit, by attempt; dropped when the coordinator says so."""
+        self.unit_peak_bytes: int | None = None
+        """Set by work that counts its own tensors."""
+        self.unit = -1
+        self.cache: dict[Any, Any] = {}
+        """What all trials of this worker share, such as data sets."""
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._calls = itertools.count()
+        self._replies: dict[int, queue.SimpleQueue[Reply]] = {}
+
+    def send(self, message: object) -> None:
+        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        with self._sending:
+            self._connection.send_bytes(data)
+
+    def tell(self, name: str, *args: Any) -> None:
+        """Say something to the coordinator on behalf of the running unit, without waiting."""
+        self.send(Call(self.unit, None, name, args))
+
+    def ask(self, name: str, *args: Any) -> Any:
+        """Ask the coordinator on behalf of the running unit, and wait for the answer."""
+        call = next(self._calls)
+        answer: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        self._replies[call] = answer
+        self.send(Call(self.unit, call, name, args))
+        reply = answer.get()
+        if reply.failure is not None:
+            raise _as_exception(reply.failure)
+        return reply.value
+
+    def deliver(self, reply: Reply) -> None:
+        self._replies.pop(reply.call).put(reply)
+
+
+def _as_exception(failure: Failure) -> Exception:
+    """An error of the coordinator's Optuna trial, with its own class where that is a built-in one."""
+    kinds: dict[str, type[Exception]] = {
+        "ValueError": ValueError, "TypeError": TypeError, "NotImplementedError": NotImplementedError
+    }  # fmt: skip
+    return kinds.get(failure.kind, RemoteError)(failure.message)
+
+
+class Worker:
+    """The two loops of a worker process."""
+
+    def __init__(self, connection: Connection, context: WorkerContext) -> None:
+        self.connection = connection
+        self.context = context
+        self.inbox: queue.SimpleQueue[Run | Drop] = queue.SimpleQueue()
+        self.withdrawn: set[int] = set()
+
+    def read_messages(self) -> None:
+        while True:
+            try:
+                message = pickle.loads(self.connection.recv_bytes())
+            except (EOFError, OSError):
+                # The coordinator is gone, and with it every reason to go on; os._exit because the main thread may
+                # be deep in user code.
+                os._exit(COORDINATOR_GONE)
+            match message:
+                case Reply():
+                    self.context.deliver(message)
+                case Withdraw(unit):
+                    self.withdrawn.add(unit)
+                case _:
+                    self.inbox.put(message)
+
+    def run_units(self) -> None:
+        while True:
+            match self.inbox.get():
+                case Drop(attempt):
+                    self._drop(attempt)
+                case Run() as run if run.unit in self.withdrawn:
+                    self.context.send(Withdrawn(run.unit))
+                case Run() as run:
+                    self._answer(self._run(run))
+
+    def _answer(self, done: Done) -> None:
+        try:
+            self.context.send(done)
+        except Exception as error:  # noqa: BLE001 - a user's value that cannot travel is the unit's failure
+            self.context.send(replace(done, value=None, failure=Failure.of(error)))
+
+    def _run(self, run: Run) -> Done:
+        from hydra_tune.engine import accelerator
+
+        context = self.context
+        context.unit, context.unit_peak_bytes = run.unit, None
+        context.send(Started(run.unit))
+        accelerator.begin_measuring(context.device)
+        started, clock = time.time(), time.perf_counter()
+        value, failure = None, None
+        try:
+            value = run.work(context, *run.args)
+        except Exception as error:  # noqa: BLE001 - whatever user code raises is the unit's result
+            failure = Failure.of(error)
+        except SystemExit as error:
+            failure = Failure("SystemExit", f"user code called sys.exit({error.code!r})", "")
+        seconds = time.perf_counter() - clock
+        peak = accelerator.peak_bytes(context.device) or context.unit_peak_bytes
+        return Done(run.unit, value, failure, started, seconds, peak)
+
+    def _drop(self, attempt: str) -> None:
+        from hydra_tune.engine import accelerator
+
+        if self.context.resident.pop(attempt, None) is not None:
+            accelerator.release_cached(self.context.device)
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when the coordinator dies, however it dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(fd: int) -> None:
+    die_with_parent()
+    # Ctrl-C reaches the whole process group; what it means is the coordinator's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = Connection(fd)
+    setup: Setup = pickle.loads(connection.recv_bytes())
+    sys.path[:] = setup.sys_path
+    os.chdir(setup.cwd)
+
+    import torch
+
+    from hydra_tune.engine import accelerator
+
+    torch.set_num_threads(setup.threads)
+    context = WorkerContext(setup, connection)
+    accelerator.use(context.device)
+    worker = Worker(connection, context)
+    threading.Thread(target=worker.read_messages, name="hydra-messages", daemon=True).start()
+    context.send(Ready(os.getpid()))
+    worker.run_units()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,239 @@
+"""The engine with real worker processes: units, residency, turns, loss and clean-up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hydra_tune.devices import Device
+from hydra_tune.engine.engine import Engine
+from hydra_tune.engine.unit import Role, Unit, UnitFailed, UnitResult
+from hydra_tune.engine.worker import WorkerContext
+from hydra_tune.errors import HydraTuneError, WorkerLost
+
+# Work for the units; it travels by name, so it stands at module level.
+
+
+def pid(context: WorkerContext) -> int:
+    return os.getpid()
+
+
+def remember(context: WorkerContext, attempt: str, value: Any) -> int:
+    context.resident[attempt] = value
+    return os.getpid()
+
+
+def recall(context: WorkerContext, attempt: str) -> Any:
+    return context.resident.get(attempt)
+
+
+def fail(context: WorkerContext) -> None:
+    raise KeyError("lr")
+
+
+def leave(context: WorkerContext) -> None:
+    raise SystemExit(7)
+
+
+def unpicklable(context: WorkerContext) -> Any:
+    return lambda: 0
+
+
+def talk(context: WorkerContext) -> Any:
+    print("hello from the unit")
+    context.tell("note", 1)
+    return context.ask("double", 21)
+
+
+def ask_nonsense(context: WorkerContext) -> Any:
+    return context.ask("nonsense")
+
+
+def wait_for(context: WorkerContext, path: str) -> int:
+    """Wait for a file: an event that the test makes."""
+    Path(path + ".started").touch()
+    deadline = time.monotonic() + 60
+    while not os.path.exists(path):
+        if time.monotonic() > deadline:
+            raise TimeoutError(path)
+        os.sched_yield()
+    return os.getpid()
+
+
+class Record:
+    """An observer that keeps what it hears, and answers two questions."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[Unit, UnitResult]] = []
+        self.started: list[tuple[Unit, str]] = []
+        self.lines: list[str] = []
+        self.lost: list[str] = []
+        self.notes: list[Any] = []
+
+    def unit_started(self, unit: Unit, device: str) -> None:
+        self.started.append((unit, device))
+
+    def unit_ended(self, unit: Unit, result: UnitResult) -> None:
+        self.ended.append((unit, result))
+
+    def worker_line(self, device: str, line: str) -> None:
+        self.lines.append(line)
+
+    def worker_lost(self, device: str, reason: str) -> None:
+        self.lost.append(reason)
+
+    def call(self, unit: Unit, name: str, args: tuple[Any, ...], reply: Callable[[Any, Any], None] | None) -> None:
+        from hydra_tune.engine.unit import Failure
+
+        if reply is None:
+            self.notes.append((name, args))
+        elif name == "double":
+            reply(args[0] * 2, None)
+        else:
+            reply(None, Failure("ValueError", f"a trial has no {name!r}", ""))
+
+
+@asynccontextmanager
+async def engine(directory: Path, devices: int = 2) -> AsyncIterator[tuple[Engine, Record]]:
+    record = Record()
+    pool = [Device(f"cpu:{i}", "cpu", 2**30, 1) for i in range(devices)]
+    async with Engine(pool, record, directory=str(directory)) as running:
+        yield running, record
+
+
+def unit(work: Callable[..., Any], *args: Any, trial: int = 0, **options: Any) -> Unit:
+    return Unit(trial=trial, attempt=f"a{trial}", kind="test", work=work, args=args, **options)
+
+
+def test_units_run_in_worker_processes_and_state_stays_where_it_is(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with engine(tmp_path) as (running, record):
+            stored = await running.run(unit(remember, "a0", 42))
+            assert stored.value != os.getpid()
+            again = await running.run(unit(recall, "a0", worker=stored.worker))
+            assert again.value == 42
+            assert again.device == stored.device
+            running.drop("a0")
+            assert (await running.run(unit(recall, "a0", worker=stored.worker))).value is None
+            builder = await running.run(unit(pid, role=Role.BUILDER))
+            assert builder.device == "builder"
+            assert builder.value not in (stored.value, os.getpid())
+            assert len(record.ended) == len(record.started) == 4
+
+    asyncio.run(main())
+
+
+def test_failures_come_back_where_the_unit_was_awaited(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with engine(tmp_path, devices=1) as (running, record):
+            with pytest.raises(UnitFailed) as caught:
+                await running.run(unit(fail))
+            assert caught.value.failure.kind == "KeyError"
+            assert "raise KeyError" in caught.value.failure.traceback
+            with pytest.raises(UnitFailed, match=r"sys.exit\(7\)"):
+                await running.run(unit(leave))
+            with pytest.raises(UnitFailed, match="pickle"):
+                await running.run(unit(unpicklable))
+            assert (await running.run(unit(talk))).value == 42
+            assert record.notes == [("note", (1,))]
+            with pytest.raises(UnitFailed, match="a trial has no 'nonsense'"):
+                await running.run(unit(ask_nonsense))
+            assert len({result.worker for _, result in record.ended}) == 1, "no failure cost the worker"
+        assert "hello from the unit" in record.lines
+
+    asyncio.run(main())
+
+
+def test_two_devices_run_two_units_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with engine(tmp_path) as (running, _):
+            gate = str(tmp_path / "gate")
+            both = [asyncio.create_task(running.run(unit(wait_for, gate + str(i), trial=i))) for i in range(2)]
+            # Each waits for a file that appears only once both have started.
+            while not all(os.path.exists(f"{gate}{i}.started") for i in range(2)):
+                await asyncio.sleep(0.01)
+            for i in range(2):
+                Path(gate + str(i)).touch()
+            results = await asyncio.gather(*both)
+            assert len({result.value for result in results}) == 2
+
+    asyncio.run(main())
+
+
+def test_a_killed_worker_loses_its_units_and_is_replaced(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with engine(tmp_path, devices=1) as (running, record):
+            home = await running.run(unit(remember, "a0", 1))
+            stuck = asyncio.create_task(running.run(unit(wait_for, str(tmp_path / "never"))))
+            queued = asyncio.create_task(running.run(unit(pid, trial=1)))
+            while not (tmp_path / "never.started").exists():
+                await asyncio.sleep(0.01)
+            os.kill(home.value, signal.SIGKILL)
+            with pytest.raises(WorkerLost, match=r"signal 9, SIGKILL, probably out of host memory"):
+                await stuck
+            with pytest.raises(WorkerLost):
+                await queued
+            with pytest.raises(WorkerLost, match="is gone"):
+                await running.run(unit(recall, "a0", worker=home.worker))
+            fresh = await running.run(unit(pid))
+            assert fresh.value != home.value
+            assert len(record.lost) == 1
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_unit_frees_its_slot(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with engine(tmp_path, devices=1) as (running, _):
+            gate = tmp_path / "gate"
+            first = asyncio.create_task(running.run(unit(wait_for, str(gate))))
+            while not gate.with_name("gate.started").exists():
+                await asyncio.sleep(0.01)
+            next_slot = asyncio.create_task(running.run(unit(fail, trial=1)))
+            queued = asyncio.create_task(running.run(unit(fail, trial=2)))
+            await asyncio.sleep(0)
+            for task in (next_slot, queued):
+                task.cancel()
+            await asyncio.gather(next_slot, queued, return_exceptions=True)
+            gate.touch()
+            await first
+            assert (await running.run(unit(pid, trial=3))).value > 0
+
+    asyncio.run(main())
+
+
+def test_workers_do_not_outlive_an_engine(tmp_path: Path) -> None:
+    async def main() -> list[int]:
+        async with engine(tmp_path) as (running, _):
+            await running.run(unit(pid))
+            return [child.pid for child in psutil.Process().children()]
+
+    pids = asyncio.run(main())
+    assert len(pids) == 2
+    assert not [p for p in pids if psutil.pid_exists(p)]
+
+
+def test_a_worker_that_cannot_start_ends_the_engine_with_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+
+    async def main() -> None:
+        async with engine(tmp_path, devices=1) as (running, _):
+            for _ in range(2):
+                with pytest.raises(WorkerLost):
+                    await running.run(unit(pid))
+            for _ in range(2):
+                with pytest.raises(HydraTuneError, match="before it was ready, 3 times"):
+                    await running.run(unit(pid))
+
+    asyncio.run(main())
