@@ -1,0 +1,84 @@
+"""`hydra-tune`: the commands put together, and what errors look like on a terminal.
+
+Exit codes: 0 done, 1 no trial completed, 2 the input is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import click
+import typer
+
+from hydra_tune.cli.best import best
+from hydra_tune.cli.doctor import doctor
+from hydra_tune.cli.export import export
+from hydra_tune.cli.search import search
+from hydra_tune.cli.show import show
+from hydra_tune.cli.spaces import spaces
+from hydra_tune.cli.studies import studies
+from hydra_tune.cli.trials import trials
+
+app = typer.Typer(
+    name="hydra-tune",
+    help="Search hyperparameters over many models at once on a small pool of devices.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (search, studies, trials, show, best, export, spaces, doctor):
+    app.command()(command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from hydra_tune import __version__
+
+        typer.echo(f"hydra-tune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,
+) -> None:
+    """Search hyperparameters over many models at once on a small pool of devices."""
+
+
+def main() -> None:
+    """Run a command and end with its exit code."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    code = run([argument for argument in arguments if argument != "--debug"], debug=debug)
+    sys.exit(code)
+
+
+def run(arguments: list[str], *, debug: bool = False) -> int:
+    """Run a command; errors become one line on stderr and an exit code."""
+    from hydra_tune.errors import HydraTuneError, InputError
+
+    try:
+        result = app(arguments, prog_name="hydra-tune", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        _complain(error.format_message().rstrip("."))
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone, as `| head` does.
+        sys.stderr.close()
+        return 0
+    except HydraTuneError as error:
+        if debug:
+            raise
+        _complain(str(error))
+        return 2 if isinstance(error, InputError) else 1
+
+
+def _complain(message: str) -> None:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)

@@ -1,0 +1,137 @@
+"""`hydra-tune show STUDY [TRIAL]`: a study at a glance, or everything about one trial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hydra_tune.cli.options import Json, Storage, Study
+
+if TYPE_CHECKING:
+    from hydra_tune.storage.queries import TrialRecord
+
+
+def show(
+    study: Study,
+    trial: Annotated[int | None, typer.Argument(help="Number of a trial.")] = None,
+    storage: Storage = None,
+    as_json: Json = False,
+) -> None:
+    """Show a study, or one of its trials."""
+    from hydra_tune.settings import default_storage
+    from hydra_tune.storage import open_storage
+
+    with open_storage(storage or default_storage(), read_only=True) as opened:
+        if trial is None:
+            _show_study(opened, study, as_json)
+        else:
+            _show_trial(opened, study, trial, as_json)
+
+
+def _show_study(opened: Any, study: str, as_json: bool) -> None:
+    from hydra_tune.cli.tables import leaderboard, plain, print_json, print_table, printable
+    from hydra_tune.storage.queries import study_summary, trial_records
+
+    summary = study_summary(opened, study)
+    records = trial_records(opened, study)
+    if as_json:
+        print_json({**plain(summary), "records": records})
+        return
+    states = ", ".join(f"{count} {state.lower()}" for state, count in summary.trials.items()) or "no trials"
+    objectives = ", ".join(f"{d} {m}" for m, d in zip(summary.metrics, summary.directions, strict=False))
+    typer.echo(f"study {printable(summary.name)}: {objectives}; {states}")
+    settings = summary.settings or {}
+    facts = {name: settings[name] for name in ("devices", "strategy", "sampler", "pruner") if settings.get(name)}
+    if summary.seed is not None:
+        facts["seed"] = summary.seed
+    if facts:
+        typer.echo(printable(", ".join(f"{name} {value}" for name, value in facts.items())))
+    print_table(leaderboard(records, summary.metrics, summary.directions))
+
+
+def _show_trial(opened: Any, study: str, trial: int, as_json: bool) -> None:
+    from hydra_tune.cli.tables import plain, print_json
+    from hydra_tune.errors import InputError
+    from hydra_tune.storage.queries import (
+        study_summary,
+        trial_attempts,
+        trial_metrics,
+        trial_records,
+        trial_units,
+    )
+
+    summary = study_summary(opened, study)
+    records = trial_records(opened, study)
+    if not 0 <= trial < len(records):
+        there = f"it has trials 0 to {len(records) - 1}" if records else "it has no trials yet"
+        raise InputError(f"study {study!r} has no trial {trial}", there)
+    curves = trial_metrics(opened, study, trial)
+    attempts = trial_attempts(opened, study, trial)
+    units = trial_units(opened, study, trial)
+    if as_json:
+        print_json({**plain(records[trial]), "metrics": curves, "attempts": attempts, "units": units})
+        return
+    print_trial(records[trial], summary.metrics)
+    _print_curves(curves)
+    _print_units(units)
+    _print_attempts(attempts)
+
+
+def print_trial(record: TrialRecord, metrics: Sequence[str]) -> None:
+    """A trial's facts and parameters."""
+    from hydra_tune.cli.tables import printable
+    from hydra_tune.devices import format_bytes
+
+    typer.echo(f"trial {record.number}: {record.state}")
+    for metric, value in zip(metrics, record.values or [], strict=False):
+        typer.echo(printable(f"  {metric}: {value:.6g}"))
+    if record.error:
+        typer.echo(printable(f"  error: {record.error}"))
+    facts = [
+        ("strategy", record.strategy), ("shards", record.shards), ("device", record.device), ("seed", record.seed),
+        ("seconds", None if record.seconds is None else f"{record.seconds:.2f}"),
+        ("peak memory", None if record.peak_device_bytes is None else format_bytes(record.peak_device_bytes)),
+        ("communicated", None if not record.communicated_bytes else format_bytes(record.communicated_bytes)),
+    ]  # fmt: skip
+    typer.echo("  " + ", ".join(f"{name} {value}" for name, value in facts if value not in (None, "")))
+    typer.echo("parameters:")
+    for name, value in record.params.items():
+        typer.echo(printable(f"  {name}: {value}"))
+
+
+def _print_curves(curves: dict[int, dict[str, float]]) -> None:
+    from hydra_tune.cli.tables import Table, number, print_table
+
+    if not curves:
+        return
+    names = sorted({name for metrics in curves.values() for name in metrics})
+    table = Table(["epoch", *names], numeric=frozenset({"epoch", *names}))
+    for epoch, metrics in sorted(curves.items()):
+        table.rows.append([str(epoch + 1), *(number(metrics.get(name)) for name in names)])
+    print_table(table)
+
+
+def _print_units(units: Sequence[Any]) -> None:
+    from hydra_tune.cli.tables import Table, print_table
+
+    kinds: dict[tuple[str, str], list[float]] = {}
+    for unit in units:
+        kinds.setdefault((unit.kind, unit.device), []).append(unit.seconds)
+    if not kinds:
+        return
+    table = Table(["work", "device", "units", "seconds"])
+    for (kind, device), seconds in kinds.items():
+        table.rows.append([kind, device, str(len(seconds)), f"{sum(seconds):.2f}"])
+    print_table(table)
+
+
+def _print_attempts(attempts: Sequence[Any]) -> None:
+    from hydra_tune.cli.tables import printable
+
+    for attempt in attempts:
+        if attempt.error or len(attempts) > 1:
+            typer.echo(printable(f"attempt {attempt.attempt}: {attempt.state} {attempt.error or ''}".rstrip()))
+        if attempt.traceback:
+            typer.echo(printable(attempt.traceback.rstrip()))

@@ -1,0 +1,113 @@
+"""Tables and JSON for the commands that look: what a trial or a study is on a terminal and in a script."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hydra_tune.storage.queries import TrialRecord
+
+NUMERIC = ("trial", "trials", "value", "seconds", "memory", "epoch", "units", "share")
+
+
+@dataclass
+class Table:
+    """Rows of plain text under headings."""
+
+    columns: Sequence[str]
+    rows: list[Sequence[str]] = field(default_factory=list)
+    title: str = ""
+    numeric: frozenset[str] = frozenset(NUMERIC)
+
+
+def print_table(table: Table) -> None:
+    """Print on stdout. Cells are shown as they are: names are data, never markup or escape codes."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    drawn = RichTable(
+        box=box.SIMPLE_HEAD,
+        title=Text(table.title) if table.title else None,
+        title_justify="left",
+        pad_edge=False,
+    )
+    for column in table.columns:
+        drawn.add_column(Text(column), justify="right" if column in table.numeric else "left", overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*(Text(printable(cell)) for cell in row))
+    # A pipe has no width: lines must not be broken there.
+    width = None if sys.stdout.isatty() else 400
+    Console(highlight=False, width=width, soft_wrap=False).print(drawn)
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document on stdout."""
+    print(json.dumps(plain(document)))
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it: NaN and infinities, which JSON lacks, become text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+def leaderboard(
+    records: Iterable[TrialRecord], metrics: Sequence[str], directions: Sequence[str], limit: int | None = 10
+) -> Table:
+    """The completed trials, best first, then the others by number."""
+    sign = -1.0 if directions[0] == "maximize" else 1.0
+
+    def rank(record: TrialRecord) -> tuple[float, float]:
+        values = record.values if record.state == "COMPLETE" else None
+        return (sign * values[0] if values else math.inf, record.number)
+
+    ordered = sorted(records, key=rank)
+    hidden = 0 if limit is None else max(0, len(ordered) - limit)
+    table = trials_table(ordered[:limit], metrics)
+    table.title = f"the best {limit} of {len(ordered)} trials" if hidden else ""
+    return table
+
+
+def trials_table(records: Iterable[TrialRecord], metrics: Sequence[str]) -> Table:
+    """One row for each trial, in the order given."""
+    from hydra_tune.devices import format_bytes
+
+    table = Table(["trial", *metrics, "state", "strategy", "seconds", "memory", "parameters"])
+    table.numeric = frozenset({"trial", "seconds", "memory", *metrics})
+    for record in records:
+        values = record.values or [None] * len(metrics)
+        what = record.error if record.error else short_params(record.params)
+        table.rows.append([
+            str(record.number), *(number(value) for value in values), record.state, record.strategy or "",
+            "" if record.seconds is None else f"{record.seconds:.1f}",
+            "" if record.peak_device_bytes is None else format_bytes(record.peak_device_bytes), what,
+        ])  # fmt: skip
+    return table
+
+
+def short_params(params: dict[str, Any]) -> str:
+    return " ".join(f"{name}={number(value) if isinstance(value, float) else value}" for name, value in params.items())
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.5g}"
+
+
+def printable(text: str) -> str:
+    """Text from a user's data on a terminal: control characters, such as escape codes, are shown as codes."""
+    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)

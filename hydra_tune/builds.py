@@ -1,0 +1,196 @@
+"""Running `build(trial)` in a worker: what it returned, and a first look at the candidate's data.
+
+A build that returns a number is an ordinary Optuna objective and is done when it returns. A candidate stays resident
+where it was built, or is packed for another process to train.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+from torch.utils.data import TensorDataset
+
+from hydra_tune.batches import Batches
+from hydra_tune.candidate import Candidate, Dataset
+from hydra_tune.engine.transfer import TensorFiles, pack, unpack
+from hydra_tune.engine.worker import WorkerContext
+from hydra_tune.errors import CandidateError, quoted
+from hydra_tune.remote_trial import RemoteTrial, TrialInfo
+from hydra_tune.seeds import seed_everything
+from hydra_tune.source import Build, Source
+from hydra_tune.training import as_number
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What the coordinator knows of a candidate: sizes and names, never tensors."""
+
+    epochs: int
+    batches: int
+    rows: int
+    parameters: int
+    parameter_bytes: int
+    metrics: tuple[str, ...]
+    keep: str
+
+
+@dataclass(frozen=True)
+class Built:
+    """What came of a build: the values of an objective, or a candidate's blueprint and where the candidate is."""
+
+    values: tuple[float, ...] | None = None
+    blueprint: Blueprint | None = None
+    parcel: bytes | None = None
+    """The packed candidate; None when it is resident in the worker that built it, or is a number."""
+    stays_because: str = ""
+    """Why a candidate could not be packed."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A candidate with its data at hand."""
+
+    candidate: Candidate
+    train: Dataset
+    valid: Dataset | None
+
+
+def build_here(context: WorkerContext, source: Source, info: TrialInfo) -> Built:
+    """Build on this device: an objective runs to its end, a candidate stays resident."""
+    made = _build(context, source, info)
+    if not isinstance(made, Candidate):
+        return Built(values=_objective_values(made, info))
+    prepared = _prepare(context, made)
+    context.resident[info.attempt] = prepared
+    return Built(blueprint=_blueprint(prepared))
+
+
+def build_for_device(context: WorkerContext, source: Source, info: TrialInfo) -> Built:
+    """Build in the builder and pack the candidate for whichever device will train it."""
+    made = _build(context, source, info)
+    if not isinstance(made, Candidate):
+        return Built(values=_objective_values(made, info))
+    prepared = _prepare(context, made)
+    blueprint = _blueprint(prepared)
+    try:
+        parcel = pack(prepared, _tensor_files(context))
+    except Exception as error:  # noqa: BLE001 - anything may be in a user's candidate; the device builds its own then
+        return Built(blueprint=blueprint, stays_because=f"{type(error).__name__}: {error}")
+    # Kept until the device has mapped the files, which live as long as the tensors they came from.
+    context.resident[info.attempt] = prepared
+    return Built(blueprint=blueprint, parcel=parcel)
+
+
+def receive(parcel: bytes) -> Prepared:
+    """The candidate that the builder packed, in this process."""
+    prepared = unpack(parcel)
+    assert isinstance(prepared, Prepared)
+    return prepared
+
+
+def _build(context: WorkerContext, source: Source, info: TrialInfo) -> Any:
+    build: Build | None = context.cache.get("build")
+    if build is None:
+        build = context.cache["build"] = source.load()
+    seed_everything(info.seed)
+    return build(RemoteTrial(info, context))
+
+
+def _objective_values(made: Any, info: TrialInfo) -> tuple[float, ...]:
+    if info.objectives == 1:
+        return (as_number(made, "the value that build returned"),)
+    if not isinstance(made, tuple | list) or len(made) != info.objectives:
+        raise CandidateError(
+            f"build returned {quoted(made)}",
+            f"return a Candidate, or {info.objectives} numbers, one for each metric",
+        )
+    return tuple(as_number(value, f"value {i} that build returned") for i, value in enumerate(made))
+
+
+def _prepare(context: WorkerContext, candidate: Candidate) -> Prepared:
+    train = _data(context, candidate.train)
+    valid = None if candidate.valid is None else _data(context, candidate.valid)
+    _check_data(context, candidate, train, "train", training=True)
+    if valid is not None:
+        _check_data(context, candidate, valid, "valid", training=False)
+    return Prepared(candidate, train, valid)
+
+
+def _data(context: WorkerContext, data: Dataset | Callable[[], Dataset]) -> Dataset:
+    """The dataset itself; one that a function returns is made once per process and shared by all trials."""
+    if not callable(data):
+        return data
+    key = ("data", hashlib.sha256(cloudpickle.dumps(data)).digest())
+    if key not in context.cache:
+        context.cache[key] = data()
+    return context.cache[key]
+
+
+def _check_data(context: WorkerContext, candidate: Candidate, data: Dataset, name: str, *, training: bool) -> None:
+    """Fail before training starts on data that cannot be trained on."""
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise CandidateError(f"Candidate.{name} gave {quoted(data)}", "give a map-style dataset")
+    if len(data) == 0:
+        raise CandidateError(f"Candidate.{name} has no rows", "give a dataset with at least one row")
+    batches = Batches(candidate, data, training=training)
+    if len(batches) == 0:
+        raise CandidateError(
+            f"Candidate.{name} has {len(data)} rows, less than one batch of {candidate.batch_size}",
+            "use a smaller batch_size, or drop_last=False",
+        )
+    if type(data) is TensorDataset:
+        _check_finite(context, data, name)
+        return
+    try:
+        batches.fetch(0, 0)
+    except CandidateError:
+        raise
+    except Exception as error:
+        raise CandidateError(
+            f"Candidate.{name}: its first batch cannot be made ({type(error).__name__}: {error})",
+            "rows of one batch must have equal shapes, or collate must pad them",
+        ) from error
+
+
+def _check_finite(context: WorkerContext, data: TensorDataset, name: str) -> None:
+    # By storage, which trials share; a weak reference, so that a new storage at an old address is looked at again.
+    checked: weakref.WeakValueDictionary[int, torch.UntypedStorage]
+    checked = context.cache.setdefault("finite", weakref.WeakValueDictionary())
+    for tensor in data.tensors:
+        storage = tensor.untyped_storage()
+        if not tensor.is_floating_point() or checked.get(storage._cdata) is storage:
+            continue
+        wrong = ~torch.isfinite(tensor)
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0, 0])
+            raise CandidateError(f"Candidate.{name} has NaN or infinite values (row {row})", "fill or drop such rows")
+        checked[storage._cdata] = storage
+
+
+def _blueprint(prepared: Prepared) -> Blueprint:
+    candidate = prepared.candidate
+    parameters = list(candidate.model.parameters())
+    return Blueprint(
+        epochs=candidate.epochs,
+        batches=len(Batches(candidate, prepared.train, training=True)),
+        rows=len(prepared.train),
+        parameters=sum(p.numel() for p in parameters),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        metrics=("loss", "train_loss", *candidate.metrics) if prepared.valid is not None else ("loss", "train_loss"),
+        keep=candidate.keep,
+    )
+
+
+def _tensor_files(context: WorkerContext) -> TensorFiles:
+    files: TensorFiles | None = context.cache.get("files")
+    if files is None:
+        name = f"tensors-{context.setup.worker}"
+        files = context.cache["files"] = TensorFiles(Path(context.setup.directory), name)
+    return files

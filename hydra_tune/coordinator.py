@@ -1,0 +1,265 @@
+"""The coordinator of a search: ask Optuna for trials, train them on the pool, tell Optuna what came of them.
+
+`search` is what users call. `Search` is the loop; it reads from top to bottom in `_run_trials`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from hydra_tune.attempts import TrialRunner
+from hydra_tune.devices import Device, parse_devices
+from hydra_tune.display import Display, make_display
+from hydra_tune.engine.engine import Engine
+from hydra_tune.engine.unit import Unit, UnitResult
+from hydra_tune.errors import SearchFailed
+from hydra_tune.files import run_directory, weights_path
+from hydra_tune.result import SearchResult
+from hydra_tune.sampling import trial_limit
+from hydra_tune.settings import SearchSettings, make_settings
+from hydra_tune.source import Build, PickledSource, Source
+from hydra_tune.states import Outcome, Status
+from hydra_tune.strategies.registry import resolve
+from hydra_tune.study import Asked, OwnedStudy
+from hydra_tune.study_thread import StudyThread
+
+logger = logging.getLogger(__name__)
+
+SAME_FAILURES = 5
+"""Trials that fail with one and the same error, with no other outcome before, until the search gives up."""
+
+
+def search(
+    build: Build,
+    *,
+    trials: int,
+    metric: str | Sequence[str] = "loss",
+    direction: str | Sequence[str] = "minimize",
+    study: str | None = None,
+    storage: str | None = None,
+    devices: str = "auto",
+    device_memory: str | int | None = None,
+    spill: str | None = None,
+    strategy: str | Mapping[str, Any] = "auto",
+    sampler: str | optuna.samplers.BaseSampler | None = "tpe",
+    pruner: str | optuna.pruners.BasePruner | None = None,
+    seed: int | None = None,
+    timeout: float | None = None,
+    resume: bool = False,
+    concurrency: int | None = None,
+    progress: bool = True,
+    keep_weights: int = 10,
+) -> SearchResult:
+    """Search for the candidate with the best metric.
+
+    `build(trial)` returns a `Candidate`, or a number as any Optuna objective does. `trials` is the total of the study:
+    resuming a study of 10 with `trials=20` runs 10 more. After `timeout` seconds no trial is started; those that run
+    are finished. Raises SearchFailed when no trial completed.
+    """
+    settings = make_settings(
+        trials=trials, metric=metric, direction=direction, study=study, storage=storage, devices=devices,
+        device_memory=device_memory, spill=spill, strategy=strategy, sampler=sampler, pruner=pruner, seed=seed,
+        timeout=timeout, resume=resume, concurrency=concurrency, progress=progress, keep_weights=keep_weights,
+    )  # fmt: skip
+    return run_search(PickledSource.of(build), settings, space=getattr(build, "space", None), load_build=lambda: build)
+
+
+def run_search(
+    source: Source,
+    settings: SearchSettings,
+    *,
+    space: Any = None,
+    load_build: Callable[[], Build] | None = None,
+) -> SearchResult:
+    """Run a search whose settings are already checked."""
+    devices = parse_devices(settings.devices, settings.device_memory)
+    resolve(settings.strategy)  # an unknown strategy shows before anything is created
+    with run_directory(settings.spill) as directory, make_display(settings, devices) as display:
+        whole_search = Search(source, settings, devices, display, directory, space)
+        _in_event_loop(whole_search.run)
+    result = SearchResult(settings.storage, settings.study, load_build or source.load)
+    if whole_search.interrupted:
+        raise KeyboardInterrupt
+    if not result.completed:
+        raise SearchFailed(f"no trial of study {settings.study!r} completed", whole_search.why_nothing_completed())
+    return result
+
+
+def _in_event_loop(main: Callable[[], Any]) -> None:
+    """Run the coroutine; in a notebook, whose thread has a running loop already, on a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(main())
+        return
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(asyncio.run(main()))
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="hydra-search").start()
+    done.result()
+
+
+@dataclass
+class Search:
+    """One run of a search: the coordinator's side."""
+
+    source: Source
+    settings: SearchSettings
+    devices: tuple[Device, ...]
+    display: Display
+    directory: str
+    space: Any = None
+    interrupted: bool = False
+    failures: list[Outcome] = field(default_factory=list)
+    others: int = 0
+    """Trials that ended in this run other than by failing."""
+    gave_up: bool = False
+
+    async def run(self) -> None:
+        self._stop = asyncio.Event()
+        self._deadline = None if self.settings.timeout is None else time.monotonic() + self.settings.timeout
+        at_once = min(self.settings.trials, self._concurrency)
+        engine = Engine(self.devices, observer=self, directory=self.directory, expect=at_once)
+        thread = StudyThread(lambda: OwnedStudy(self.settings, self.space, self.source.describe()))
+        with _signals(self._interrupt):
+            # The workers import torch while the database is opened.
+            async with engine, thread:
+                self.study = thread
+                self.runner = TrialRunner(
+                    self.settings, self.source, resolve(self.settings.strategy), engine, thread,
+                    self._weights, self.display.trial_progress,
+                )  # fmt: skip
+                await self._run_trials()
+
+    async def _run_trials(self) -> None:
+        owned = self.study.study
+        self.display.search_started(owned.study_id, await self.study.call(owned.finished))
+        waiting: list[Asked] = await self.study.call(owned.interrupted)
+        finished: int = await self.study.call(owned.finished)
+        limit = min(self.settings.trials, trial_limit(owned.sampler) or self.settings.trials)
+        running: set[asyncio.Task[None]] = set()
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            while not self._stop.is_set():
+                while len(running) < self._concurrency and (waiting or self._may_ask(finished + len(running), limit)):
+                    asked = waiting.pop(0) if waiting else await self.study.call(owned.ask)
+                    running.add(asyncio.create_task(self._run_trial(asked), name=f"trial {asked.number}"))
+                if not running:
+                    return
+                done, _ = await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done & running:
+                    task.result()
+                    finished += 1
+                running -= done
+        finally:
+            stopping.cancel()
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    @property
+    def _concurrency(self) -> int:
+        return self.settings.concurrency or len(self.devices)
+
+    def _may_ask(self, trials: int, limit: int) -> bool:
+        in_time = self._deadline is None or time.monotonic() < self._deadline
+        return trials < limit and in_time and not self.gave_up
+
+    async def _run_trial(self, asked: Asked) -> None:
+        self.display.trial_started(asked.number)
+        outcome = await self.runner.run(asked)
+        trial = f"trial {asked.number}"
+        logger.info("%s: %s%s", trial, outcome.status, f" ({outcome.error})" if outcome.error else "")
+        self.display.trial_ended(asked.number, outcome)
+        self._note(outcome)
+
+    def _note(self, outcome: Outcome) -> None:
+        """Give up when every trial fails in the same way: the mistake is in the search, not in the trials."""
+        if outcome.status is not Status.FAILED:
+            self.others += 1
+            return
+        if not self.failures and outcome.traceback:
+            self.display.show(outcome.traceback.rstrip())
+        self.failures.append(outcome)
+        same = all(failure.error == self.failures[0].error for failure in self.failures)
+        if not self.others and same and len(self.failures) >= SAME_FAILURES:
+            self.gave_up = True
+
+    def why_nothing_completed(self) -> str:
+        """One line for a search that completed nothing."""
+        if not self.failures:
+            return (
+                "all trials were pruned, diverged, ran out of memory or out of time; `trials` shows each one's reason"
+            )
+        times = f"the first {len(self.failures)} trials failed alike" if self.gave_up else "the first failure"
+        return f"{times}: {self.failures[0].error}"
+
+    def _weights(self, number: int) -> Path:
+        return weights_path(self.settings.storage, self.study.study.study_id, number)
+
+    def _interrupt(self) -> None:
+        self.interrupted = True
+        self._stop.set()
+
+    # What the engine observes
+
+    def unit_started(self, unit: Unit, device: str) -> None:
+        self.display.unit_started(unit, device)
+
+    def unit_ended(self, unit: Unit, result: UnitResult) -> None:
+        facts = self.runner.facts.get(unit.trial)
+        if facts is not None:
+            facts.add(unit, result)
+            self.study.post(self.study.study.unit, unit, result)
+        self.display.unit_ended(unit, result)
+
+    def worker_line(self, device: str, line: str) -> None:
+        self.display.show(f"[{device}] {line}")
+
+    def worker_lost(self, device: str, reason: str) -> None:
+        self.display.show(reason)
+
+    def call(self, unit: Unit, name: str, args: tuple[Any, ...], reply: Callable[[Any, Any], None] | None) -> None:
+        self.study.post(self.study.study.answer, unit.trial, name, args, then=reply)
+
+
+class _signals:
+    """While active, Ctrl-C and SIGTERM call `stop`; a second one ends the process at once."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self._before: dict[int, Any] = {}
+        self._stopping = False
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._on_signal)
+
+    def __exit__(self, *_exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: Any) -> None:
+        if self._stopping:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self._stopping = True
+        self._loop.call_soon_threadsafe(self._stop)

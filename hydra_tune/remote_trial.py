@@ -1,0 +1,116 @@
+"""The trial that user code sees in a worker: an Optuna trial whose answers come from the coordinator.
+
+The real Optuna trial, with its sampler, pruner and storage, lives in the coordinator. Suggestions and pruning decisions
+wait for its answer; reports and attributes are sent and not waited for.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalChoiceType
+from optuna.trial import BaseTrial
+
+from hydra_tune.engine.worker import WorkerContext
+
+
+@dataclass(frozen=True)
+class TrialInfo:
+    """What a worker is told of a trial before user code runs."""
+
+    number: int
+    seed: int
+    attempt: str
+    objectives: int = 1
+    user_attrs: dict[str, Any] = field(default_factory=dict)
+    datetime_start: datetime.datetime | None = None
+
+
+class RemoteTrial(BaseTrial):
+    """An Optuna trial at a distance."""
+
+    def __init__(self, info: TrialInfo, context: WorkerContext) -> None:
+        self._info = info
+        self._context = context
+        self._params: dict[str, Any] = {}
+        self._user_attrs = dict(info.user_attrs)
+
+    def _suggest(self, method: str, name: str, *args: Any, **options: Any) -> Any:
+        value = self._context.ask(method, name, args, options)
+        self._params[name] = value
+        return value
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        return float(self._suggest("suggest_float", name, low, high, step=step, log=log))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        return int(self._suggest("suggest_int", name, low, high, step=step, log=log))
+
+    def suggest_categorical(  # type: ignore[override]
+        self, name: str, choices: Sequence[CategoricalChoiceType]
+    ) -> CategoricalChoiceType:
+        return self._suggest("suggest_categorical", name, tuple(choices))  # type: ignore[no-any-return]
+
+    def suggest_uniform(self, name: str, low: float, high: float) -> float:
+        return self.suggest_float(name, low, high)
+
+    def suggest_loguniform(self, name: str, low: float, high: float) -> float:
+        return self.suggest_float(name, low, high, log=True)
+
+    def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
+        return self.suggest_float(name, low, high, step=q)
+
+    def report(self, value: float, step: int) -> None:
+        if self._info.objectives > 1:
+            raise NotImplementedError("Trial.report is not supported for multi-objective optimization.")
+        try:
+            value = float(value)
+        except (TypeError, ValueError):
+            raise TypeError(f"report needs a number as value, not {value!r}") from None
+        try:
+            step = int(step)
+        except (TypeError, ValueError):
+            raise TypeError(f"report needs a whole number as step, not {step!r}") from None
+        if step < 0:
+            raise ValueError(f"report needs a step of at least 0, not {step}")
+        self._context.tell("report", value, step)
+
+    def should_prune(self) -> bool:
+        return bool(self._context.ask("should_prune"))
+
+    def set_user_attr(self, key: str, value: Any) -> None:
+        self._context.tell("set_user_attr", key, value)
+        self._user_attrs[key] = value
+
+    def set_constraint(self, key: str, value: float) -> None:
+        self._context.ask("set_constraint", key, value)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return dict(self._params)
+
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        return self._context.ask("distributions")  # type: ignore[no-any-return]
+
+    @property
+    def user_attrs(self) -> dict[str, Any]:
+        return copy.deepcopy(self._user_attrs)
+
+    @property
+    def constraints(self) -> dict[str, float]:
+        return self._context.ask("constraints")  # type: ignore[no-any-return]
+
+    @property
+    def datetime_start(self) -> datetime.datetime | None:
+        return self._info.datetime_start
+
+    @property
+    def number(self) -> int:
+        return self._info.number

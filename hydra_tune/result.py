@@ -1,0 +1,132 @@
+"""What a search found: the study, its trials, and the best model."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.trial import FixedTrial, TrialState
+
+from hydra_tune.candidate import Candidate
+from hydra_tune.errors import InputError
+from hydra_tune.files import weights_path
+from hydra_tune.seeds import seed_everything
+from hydra_tune.source import Build
+from hydra_tune.storage import open_storage
+from hydra_tune.storage.queries import TrialRecord, trial_records
+from hydra_tune.weights import load_weights
+
+if TYPE_CHECKING:
+    import pandas
+    from torch import nn
+
+
+class SearchResult:
+    """A finished (or paused) study, read from its database."""
+
+    def __init__(self, storage: str, study: str, load_build: Callable[[], Build] | None = None) -> None:
+        self._url = storage
+        self._load_build = load_build
+        self._storage = open_storage(storage, read_only=True)
+        weakref.finalize(self, self._storage.close)
+        self.study = optuna.load_study(study_name=study, storage=self._storage)
+
+    def __repr__(self) -> str:
+        return f"SearchResult(study={self.study.study_name!r}, trials={len(self.trials)})"
+
+    @property
+    def completed(self) -> int:
+        """How many trials completed."""
+        return self._storage.get_n_trials(self.study._study_id, state=TrialState.COMPLETE)
+
+    @property
+    def trials(self) -> list[TrialRecord]:
+        """A record of each trial, in order."""
+        return trial_records(self._storage, self.study.study_name)
+
+    @property
+    def best_trial(self) -> TrialRecord:
+        """The best completed trial; with several objectives, one of the Pareto front."""
+        return self.trials[self._best_number()]
+
+    @property
+    def best_params(self) -> dict[str, Any]:
+        return self.best_trial.params
+
+    @property
+    def best_value(self) -> float:
+        value = self.best_trial.value
+        if value is None:
+            raise InputError("a search with several objectives has no single best value", "use best_trial.values")
+        return value
+
+    def _best_number(self) -> int:
+        if len(self.study.directions) > 1:
+            front = self.study.best_trials
+            if not front:
+                raise InputError("no trial has completed", "look at trials for the reasons")
+            return front[0].number
+        try:
+            return self.study.best_trial.number
+        except ValueError as error:
+            raise InputError("no trial has completed", "look at trials for the reasons") from error
+
+    def best_model(self) -> nn.Module:
+        """The best trial's model with its trained weights."""
+        return self.model(self._best_number())
+
+    def model(self, number: int) -> nn.Module:
+        """A trial's model with its trained weights: `build` runs again here, with the trial's parameters."""
+        candidate = self.candidate(number)
+        load_weights(candidate.model, self.weights(number))
+        return candidate.model
+
+    def candidate(self, number: int) -> Candidate:
+        """A trial's candidate, untrained, as `build` makes it from the trial's parameters and seed."""
+        if self._load_build is None:
+            raise InputError(
+                f"study {self.study.study_name!r} was started from a Python script",
+                "use the result of ht.search(..., resume=True) there",
+            )
+        record = self._record(number)
+        if record.seed is not None:
+            seed_everything(record.seed)
+        made = self._load_build()(FixedTrial(record.params, number=number))
+        if not isinstance(made, Candidate):
+            raise InputError("an objective that returns a number has no model", "return a Candidate from build")
+        return made
+
+    def weights(self, number: int) -> Path:
+        """The file with a trial's trained weights."""
+        self._record(number)
+        path = weights_path(self._url, self.study._study_id, number)
+        if not path.is_file():
+            raise InputError(
+                f"there are no weights of trial {number}",
+                "only the best trials keep theirs; search with a larger keep_weights",
+            )
+        return path
+
+    def _record(self, number: int) -> TrialRecord:
+        trials = self.trials
+        if not 0 <= number < len(trials):
+            raise InputError(f"there is no trial {number}", f"the study has trials 0 to {len(trials) - 1}")
+        return trials[number]
+
+    def dataframe(self) -> pandas.DataFrame:
+        """The trials as a table, one row each, parameters as `params_NAME`. Needs pandas."""
+        import pandas
+
+        rows = []
+        for record in self.trials:
+            row = {name: value for name, value in vars(record).items() if name not in ("params", "user_attrs")}
+            row |= {f"params_{name}": value for name, value in record.params.items()}
+            rows.append(row)
+        return pandas.DataFrame(rows)
+
+    def close(self) -> None:
+        """Close the database; it is also closed when the result is no longer used."""
+        self._storage.close()

@@ -1,0 +1,41 @@
+"""The strategies by name, and what a user's `strategy` argument means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hydra_tune.errors import SpecError, nearest, quoted
+from hydra_tune.strategies.base import Strategy
+from hydra_tune.strategies.whole import Whole
+
+_STRATEGIES: dict[str, type[Strategy]] = {}
+
+
+def register(strategy: type[Strategy]) -> None:
+    """Make a strategy known by its name; a name can be taken once."""
+    if strategy.name in _STRATEGIES:
+        raise ValueError(f"strategy {strategy.name!r} is registered already, by {_STRATEGIES[strategy.name]}")
+    _STRATEGIES[strategy.name] = strategy
+
+
+def known() -> dict[str, type[Strategy]]:
+    """All strategies by name."""
+    return dict(_STRATEGIES)
+
+
+def resolve(choice: str | Mapping[str, Any]) -> Strategy:
+    """The strategy that `choice` names, by a name or a dict of a name and options; `auto` is `whole`."""
+    options = dict(choice) if isinstance(choice, Mapping) else {"name": choice}
+    name = options.pop("name", None)
+    if name == "auto":
+        name = Whole.name
+    if name not in _STRATEGIES:
+        raise SpecError(f"strategy cannot be {quoted(name)}", nearest(str(name), ["auto", *_STRATEGIES]))
+    try:
+        return _STRATEGIES[name](**options)
+    except TypeError as error:
+        raise SpecError(f"strategy {name!r} does not take {quoted(options)}", str(error)) from error
+
+
+register(Whole)

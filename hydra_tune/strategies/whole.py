@@ -1,0 +1,106 @@
+"""Strategy `whole`: the plain training loop on one device, in slices of about a second.
+
+Slices let more trials than devices take turns, and let a pruned trial go at once. The candidate's state stays in the
+worker where it started; turns cost nothing but the round trip between two slices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra_tune.builds import Prepared, receive
+from hydra_tune.devices import format_bytes
+from hydra_tune.engine.worker import WorkerContext
+from hydra_tune.strategies.base import Strategy, TrialRun
+from hydra_tune.training import Progress, Training
+
+SLICE_SECONDS = 1.0
+
+
+class OutOfMemory(Exception):
+    """A trial needs more than its device's budget."""
+
+    def __init__(self, needed: int, budget: int, device: str) -> None:
+        super().__init__(
+            f"the trial needs {format_bytes(needed)} on {device}, whose budget is {format_bytes(budget)} "
+            f"(give --device-memory {-(-needed // 2**20)}MiB or more)"
+        )
+        self.data = {"needed": needed, "budget": budget}
+
+
+@dataclass(frozen=True)
+class Whole(Strategy):
+    """Train the whole model on one device."""
+
+    name = "whole"
+    exact = True
+    summary = "the whole model on one device, several models taking turns"
+
+    async def train(self, run: TrialRun) -> None:
+        home = (
+            await run.unit("load", load, run.attempt, run.seed, run.candidacy.parcel, worker=run.candidacy.worker)
+        ).worker
+        best: float | None = None
+        remaining: float | None = None
+        for epoch in range(run.blueprint.epochs):
+            while True:
+                done = await run.unit(
+                    "train", train_slice, run.attempt, SLICE_SECONDS, worker=home, remaining=remaining
+                )
+                progress: Progress = done.value
+                run.progress(progress)
+                remaining = _remaining_seconds(progress, run.blueprint.epochs, remaining)
+                if progress.epoch_done:
+                    break
+            metrics = (await run.unit("evaluate", end_epoch, run.attempt, worker=home, remaining=remaining)).value
+            if run.blueprint.keep == "best" and run.better(metrics[run.metric], best):
+                best = metrics[run.metric]
+                await run.unit("keep", keep_weights, run.attempt, worker=home, remaining=remaining)
+            await run.report(epoch, metrics)
+        await run.unit("save", save, run.attempt, run.weights, worker=home, remaining=0.0)
+
+
+def _remaining_seconds(progress: Progress, epochs: int, before: float | None) -> float | None:
+    """Seconds of training left at the pace of this slice."""
+    if not progress.batches_done:
+        return before
+    left = (epochs - progress.epoch) * progress.batches - progress.batch
+    return left * progress.seconds / progress.batches_done
+
+
+# What runs in the worker.
+
+
+def load(context: WorkerContext, attempt: str, seed: int, parcel: bytes | None) -> None:
+    """Make the candidate ready to train here, whether it was built here or comes packed from the builder."""
+    prepared: Prepared = context.resident[attempt] if parcel is None else receive(parcel)
+    context.resident[attempt] = Training(prepared.candidate, prepared.train, prepared.valid, seed, context.device)
+
+
+def train_slice(context: WorkerContext, attempt: str, seconds: float) -> Progress:
+    """Train for about `seconds`, at most to the end of the epoch."""
+    training: Training = context.resident[attempt]
+    progress = training.train_for(seconds)
+    context.unit_peak_bytes = training.peak_bytes
+    if training.peak_bytes > context.setup.memory:
+        raise OutOfMemory(training.peak_bytes, context.setup.memory, context.setup.device)
+    return progress
+
+
+def end_epoch(context: WorkerContext, attempt: str) -> dict[str, float]:
+    """Evaluate, and go to the next epoch."""
+    training: Training = context.resident[attempt]
+    return training.end_epoch()
+
+
+def keep_weights(context: WorkerContext, attempt: str) -> None:
+    """Remember this epoch's weights as the best so far."""
+    training: Training = context.resident[attempt]
+    training.keep_weights()
+
+
+def save(context: WorkerContext, attempt: str, path: Path) -> None:
+    """Write the weights to keep."""
+    training: Training = context.resident[attempt]
+    training.save(path)
