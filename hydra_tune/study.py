@@ -63,14 +63,12 @@ class OwnedStudy:
         recorded = study_summary(self.storage, settings.study).seed if exists else None
         self.seed = next(s for s in (settings.seed, recorded, new_study_seed()) if s is not None)
         self.sampler = make_sampler(settings.sampler, seed=self.seed, space=space)
-        study = optuna.create_study(
-            study_name=settings.study,
-            storage=self.storage,
-            directions=[StudyDirection[direction.upper()] for direction in settings.directions],
-            sampler=self.sampler,
-            pruner=make_pruner(settings.pruner),
-            load_if_exists=True,
-        )
+        parts: dict[str, Any] = {"storage": self.storage, "sampler": self.sampler, "pruner": make_pruner(settings.pruner)}
+        if exists:
+            study = optuna.load_study(study_name=settings.study, **parts)
+        else:
+            directions = [StudyDirection[direction.upper()] for direction in settings.directions]
+            study = optuna.create_study(study_name=settings.study, directions=directions, **parts)
         if len(study.directions) != len(settings.directions):
             raise SpecError(
                 f"study {settings.study!r} has {len(study.directions)} objectives, not {len(settings.directions)}",

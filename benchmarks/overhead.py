@@ -1,0 +1,153 @@
+"""What a search costs around the user's code: a trivial objective of 5 parameters and 10 reports on two workers.
+
+Hydra Tune and Optuna write every trial durably to SQLite; Ray Tune keeps its own experiment state. Random sampling
+everywhere. The time is that between the first and the last trial's end, so that starting up counts for nobody.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+import hydra_tune as ht
+from benchmarks.report import arguments, finish, interleaved, ratios, spread
+
+PARAMETERS, REPORTS = 5, 10
+
+
+def objective(trial: Any) -> float:
+    total = sum(trial.suggest_float(f"x{i}", -1.0, 1.0) for i in range(PARAMETERS))
+    for step in range(REPORTS):
+        trial.report(total + step, step)
+    return float(total)
+
+
+def ms_per_trial(ends: list[float]) -> float:
+    """Mean time between the ends of consecutive trials."""
+    return 1000 * (max(ends) - min(ends)) / (len(ends) - 1)
+
+
+def hydra(trials: int) -> float:
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        result = ht.search(
+            objective,
+            trials=trials,
+            sampler="random",
+            devices="2xcpu",
+            storage=f"sqlite:///{folder}/hydra.db",
+            progress=False,
+        )
+        ends = [trial.datetime_complete.timestamp() for trial in result.study.trials]
+        assert len(ends) == trials
+        result.close()
+    return ms_per_trial(ends)
+
+
+def optuna_sqlite(trials: int) -> float:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        storage = optuna.storages.RDBStorage(
+            f"sqlite:///{folder}/optuna.db", engine_kwargs={"connect_args": {"timeout": 60}}
+        )
+        study = optuna.create_study(storage=storage, sampler=optuna.samplers.RandomSampler())
+        study.optimize(objective, n_trials=trials, n_jobs=2)
+        ends = [trial.datetime_complete.timestamp() for trial in study.trials]
+        assert len(ends) == trials
+        storage.remove_session()
+        storage.engine.dispose()
+    return ms_per_trial(ends)
+
+
+def ray_objective(config: dict[str, float]) -> None:
+    from ray import tune
+
+    total = sum(config.values())
+    for step in range(REPORTS):
+        tune.report({"value": total + step, "ended": time.time()})
+
+
+def ray_tune(trials: int) -> float:
+    from ray import tune
+
+    with tempfile.TemporaryDirectory() as folder:
+        tuner = tune.Tuner(
+            ray_objective,
+            param_space={f"x{i}": tune.uniform(-1.0, 1.0) for i in range(PARAMETERS)},
+            tune_config=tune.TuneConfig(
+                num_samples=trials, metric="value", mode="min", reuse_actors=True, max_concurrent_trials=2
+            ),
+            run_config=tune.RunConfig(storage_path=str(Path(folder).resolve()), verbose=0),
+        )
+        ends = [result.metrics["ended"] for result in tuner.fit()]
+    assert len(ends) == trials
+    return ms_per_trial(ends)
+
+
+def burn(trial: Any) -> float:
+    """A trial of one CPU-bound second or so: the same work each time."""
+    began = time.time()
+    total = 0
+    for i in range(12_000_000):
+        total += i * i
+    trial.set_user_attr("span", [began, time.time()])
+    return float(total % 7)
+
+
+def burn_seconds(devices: str, trials: int) -> float:
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        result = ht.search(
+            burn,
+            trials=trials,
+            devices=devices,
+            storage=f"sqlite:///{folder}/burn.db",
+            progress=False,
+            sampler="random",
+        )
+        spans = [record.user_attrs["span"] for record in result.trials]
+        result.close()
+    return max(end for _, end in spans) - min(begin for begin, _ in spans)
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    import ray
+
+    warnings.filterwarnings("ignore")
+    ray.init(
+        num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1", logging_level="ERROR"
+    )
+    rounds = options.rounds or (1 if options.quick else 5)
+    scale = 0.2 if options.quick else 1.0
+    measured = interleaved(
+        {
+            "hydra_ms_per_trial": lambda: hydra(int(1000 * scale)),
+            "optuna_sqlite_ms_per_trial": lambda: optuna_sqlite(int(200 * scale)),
+            "ray_tune_ms_per_trial": lambda: ray_tune(int(100 * scale)),
+        },
+        rounds,
+    )
+    ray.shutdown()
+    burns = interleaved(
+        {"one": lambda: burn_seconds("1xcpu", 8), "two": lambda: burn_seconds("2xcpu", 8)}, 1 if options.quick else 3
+    )
+    ours = measured["hydra_ms_per_trial"]
+    faster = {
+        "vs_optuna_sqlite": ratios(measured["optuna_sqlite_ms_per_trial"], ours),
+        "vs_ray_tune": ratios(measured["ray_tune_ms_per_trial"], ours),
+        "two_workers_vs_one": ratios(burns["one"], burns["two"]),
+    }
+    everything = {**measured, **faster}
+    finish(
+        [(name, spread(values)) for name, values in everything.items()],
+        {name: round(statistics.median(values), 3) for name, values in everything.items()},
+    )
+
+
+if __name__ == "__main__":
+    main()
