@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import click
 import typer
 
 from hydra_tune.cli.best import best
@@ -64,10 +63,10 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     try:
         result = app(arguments, prog_name="hydra-tune", standalone_mode=False)
         return result if isinstance(result, int) else 0
-    except click.ClickException as error:
-        _complain(error.format_message().rstrip("."))
+    except typer.TyperException as error:
+        _complain(_usage(error, arguments))
         return 2
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:
         # The reader of our output has gone, as `| head` does.
@@ -80,5 +79,15 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         return 2 if isinstance(error, InputError) else 1
 
 
+def _usage(error: typer.TyperException, arguments: list[str]) -> str:
+    """What was wrong with the words of a command, with the word itself, which Typer leaves out."""
+    says = getattr(error, "format_message", error.__str__)().rstrip(".")
+    flags = getattr(getattr(error, "param", None), "opts", [])
+    given = [value for flag, value in zip(arguments, arguments[1:], strict=False) if flag in flags]
+    return f"{says}, not {given[-1]!r}" if given else says
+
+
 def _complain(message: str) -> None:
+    if not message:  # a command without words has printed its help
+        return
     print(f"error: {' '.join(message.split())}", file=sys.stderr)

@@ -26,7 +26,7 @@ from hydra_tune.engine.unit import Unit, UnitResult
 from hydra_tune.errors import SearchFailed
 from hydra_tune.files import run_directory, weights_path
 from hydra_tune.result import SearchResult
-from hydra_tune.sampling import trial_limit
+from hydra_tune.sampling import make_pruner, make_sampler, trial_limit
 from hydra_tune.settings import SearchSettings, make_settings
 from hydra_tune.source import Build, PickledSource, Source
 from hydra_tune.states import Outcome, Status
@@ -84,7 +84,10 @@ def run_search(
 ) -> SearchResult:
     """Run a search whose settings are already checked."""
     devices = parse_devices(settings.devices, settings.device_memory)
-    resolve(settings.strategy)  # an unknown strategy shows before anything is created
+    # What is wrong with these shows before anything is created.
+    resolve(settings.strategy)
+    make_sampler(settings.sampler, seed=settings.seed or 0, space=space)
+    make_pruner(settings.pruner)
     with run_directory(settings.spill) as directory, make_display(settings, devices) as display:
         whole_search = Search(source, settings, devices, display, directory, space)
         _in_event_loop(whole_search.run)
