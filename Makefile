@@ -11,7 +11,7 @@ help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## Search a dozen candidates of several families on two CPU devices (under two minutes)
-	@$(BIN)/python examples/demo.py
+	@$(BIN)/hydra-tune search examples/digits.yaml
 
 test: $(STAMP) ## Run all tests
 	@$(BIN)/python -m pytest -q

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hydra_tune.cli.options import Json, Storage
+from hydra_tune.cli.options import Json, Storage, program
 
 
 def search(
@@ -55,7 +55,7 @@ def search(
     try:
         result = run_search(ready.source, settings, space=ready.space)
     except KeyboardInterrupt:
-        again = f"hydra-tune search {shlex.quote(spec)} --study {shlex.quote(settings.study)} --resume{place}"
+        again = f"{program()} search {shlex.quote(spec)} --study {shlex.quote(settings.study)} --resume{place}"
         print(f"interrupted; nothing that had ended is lost. Go on with: {again}", file=sys.stderr)
         return 130
     try:
@@ -65,7 +65,8 @@ def search(
         else:
             print_table(leaderboard(result.trials, settings.metrics, settings.directions))
             name = shlex.quote(settings.study)
-            typer.echo(f"\nnext: hydra-tune show {name}{place}   hydra-tune export {name} --to model{place}")
+            typer.echo(f"look closer:   {program()} show {name} {result.best_trial.number}{place}")
+            typer.echo(f"take it home:  {program()} export {name} --to model{place}")
     finally:
         result.close()
     return 0

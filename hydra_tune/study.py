@@ -63,7 +63,11 @@ class OwnedStudy:
         recorded = study_summary(self.storage, settings.study).seed if exists else None
         self.seed = next(s for s in (settings.seed, recorded, new_study_seed()) if s is not None)
         self.sampler = make_sampler(settings.sampler, seed=self.seed, space=space)
-        parts: dict[str, Any] = {"storage": self.storage, "sampler": self.sampler, "pruner": make_pruner(settings.pruner)}
+        parts: dict[str, Any] = {
+            "storage": self.storage,
+            "sampler": self.sampler,
+            "pruner": make_pruner(settings.pruner),
+        }
         if exists:
             study = optuna.load_study(study_name=settings.study, **parts)
         else:

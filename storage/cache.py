@@ -1,0 +1,237 @@
+"""What is known of the studies, in memory: every trial once, with the indexes that keep reads quick.
+
+A trial is replaced, never changed, so that what a reader holds stays as it was. Finished trials never change
+in the database either, so only the unfinished and the new ones are ever read again, and only when another
+process may have written.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Container, Iterable
+from datetime import datetime
+from typing import Any
+
+from optuna.distributions import BaseDistribution, check_distribution_compatibility
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import Connection
+
+from hydra_tune.storage.rows import StudyRow, load_study, load_trials
+
+
+class CachedStudy:
+    """One study: its trials by number and by state, the best one, and each parameter's distribution."""
+
+    def __init__(self, row: StudyRow) -> None:
+        self.study_id = row.study_id
+        self.name = row.name
+        self.directions = row.directions
+        self.user_attrs = row.user_attrs
+        self.system_attrs = row.system_attrs
+        self.generation = -1
+        self.last_row_id = 0
+        self.best: FrozenTrial | None = None
+        self._trials: dict[int, FrozenTrial] = {}
+        self._by_state: dict[TrialState, dict[int, FrozenTrial]] = {state: {} for state in TrialState}
+        self._distributions: dict[str, BaseDistribution] = {}
+
+    def __getitem__(self, number: int) -> FrozenTrial:
+        return self._trials[number]
+
+    @property
+    def next_number(self) -> int:
+        return len(self._trials)
+
+    @property
+    def last_finished(self) -> FrozenTrial | None:
+        """The finished trial that was learned of last."""
+        finished = [trials for state, trials in self._by_state.items() if state.is_finished() and trials]
+        return next(reversed(finished[0].values())) if finished else None
+
+    def put(self, trial: FrozenTrial) -> None:
+        """Take in a new trial, or a newer form of a known one."""
+        before = self._trials.get(trial.number)
+        if before is not None:
+            del self._by_state[before.state][trial.number]
+        self._trials[trial.number] = trial
+        self._by_state[trial.state][trial.number] = trial
+        if trial.state == TrialState.COMPLETE and self._is_better(trial):
+            self.best = trial
+
+    def trials(self, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
+        """The trials in these states, or all, by number; samplers rely on the order."""
+        if states is None:
+            chosen = list(self._trials.values())
+        else:
+            chosen = [t for state, trials in self._by_state.items() if state in states for t in trials.values()]
+        # Nearly sorted already, which makes this one pass.
+        return sorted(chosen, key=_number)
+
+    def unfinished(self) -> list[FrozenTrial]:
+        """The trials that may still change."""
+        return [t for state, trials in self._by_state.items() if not state.is_finished() for t in trials.values()]
+
+    def count(self, states: Iterable[TrialState]) -> int:
+        """How many trials are in one of these states."""
+        return sum(len(self._by_state[state]) for state in states)
+
+    def check_distribution(self, name: str, distribution: BaseDistribution) -> None:
+        """A ValueError where the parameter had another kind of distribution before in this study."""
+        known = self._distributions.get(name)
+        if known is not None:
+            check_distribution_compatibility(known, distribution)
+
+    def learn_distributions(self, trial: FrozenTrial) -> None:
+        """Remember the first distribution of each parameter."""
+        for name, distribution in trial.distributions.items():
+            self._distributions.setdefault(name, distribution)
+
+    def _is_better(self, trial: FrozenTrial) -> bool:
+        if len(self.directions) != 1 or trial.value is None:
+            return False
+        if self.best is None or self.best.value is None:
+            return True
+        if self.directions[0] == StudyDirection.MAXIMIZE:
+            return trial.value > self.best.value
+        return trial.value < self.best.value
+
+
+class Cache:
+    """All studies that were read or written, where their trials are, and how fresh that knowledge is.
+
+    A trial made while writes are queued has a provisional id, which stays its id for the life of the cache;
+    its row's id, once there is one, is a second way to the same trial.
+    """
+
+    def __init__(self) -> None:
+        self.row_ids: dict[int, int] = {}
+        self._provisional: dict[int, int] = {}
+        self._places: dict[int, tuple[CachedStudy, int]] = {}
+        self._studies: dict[int, CachedStudy] = {}
+        self._owned: set[int] = set()
+        self._generation = 0
+
+    def owned(self, study_id: int) -> CachedStudy | None:
+        """The study if this process alone writes it: then what is known of it is the truth."""
+        return self._studies[study_id] if study_id in self._owned else None
+
+    def own(self, study: CachedStudy) -> None:
+        """Take the study as written by this process alone, from now on."""
+        self._owned.add(study.study_id)
+
+    def share_all(self) -> None:
+        """Other processes may write every study again."""
+        self._owned.clear()
+        self._generation += 1
+
+    def find(self, trial_id: int) -> tuple[CachedStudy, FrozenTrial] | None:
+        """A known trial and its study, perhaps not in their newest form."""
+        place = self._places.get(trial_id)
+        return None if place is None else (place[0], place[0][place[1]])
+
+    def put(self, study: CachedStudy, trial: FrozenTrial) -> None:
+        """Take in a trial under the id that it has, or the provisional one that it had first."""
+        trial._trial_id = self._provisional.get(trial._trial_id, trial._trial_id)
+        self._places[trial._trial_id] = (study, trial.number)
+        study.put(trial)
+
+    def learn_row_ids(self, ids: dict[int, int]) -> None:
+        """New trials got their rows: `ids` has each row's id by provisional id."""
+        for provisional, row_id in ids.items():
+            self.row_ids[provisional] = row_id
+            self._provisional[row_id] = provisional
+            self._places[row_id] = self._places[provisional]
+            study = self._places[row_id][0]
+            study.last_row_id = max(study.last_row_id, row_id)
+
+    def last_row_ids(self, study_ids: Iterable[int]) -> dict[int, int]:
+        """The greatest id of a trial's row known of each study."""
+        return {study_id: self._studies[study_id].last_row_id for study_id in study_ids}
+
+    def forget(self, study_id: int) -> None:
+        """Drop a study that is no more."""
+        study = self._studies.pop(study_id, None)
+        self._owned.discard(study_id)
+        if study is not None:
+            self._places = {key: place for key, place in self._places.items() if place[0] is not study}
+
+    def refresh(self, connection: Connection, study_id: int) -> CachedStudy:
+        """The study as it is in the connection's transaction; a KeyError where there is none."""
+        generation = self._generation_of(connection)
+        study = self._studies.get(study_id)
+        if study is not None and (study_id in self._owned or study.generation == generation):
+            return study
+        try:
+            row = load_study(connection, study_id)
+        except KeyError:
+            self.forget(study_id)
+            raise
+        if study is None or not self._read_changes(connection, study, row):
+            study = self._read_whole(connection, row)
+        study.generation = generation
+        return study
+
+    def _read_changes(self, connection: Connection, study: CachedStudy, row: StudyRow) -> bool:
+        """Read what may have changed; False where this is another study under the same id.
+
+        SQLite gives the ids of a deleted study and its trials out again. So one finished trial is read again
+        as a witness: if it is not the same, nothing that is known holds.
+        """
+        witness = study.last_finished
+        again = study.unfinished() + ([witness] if witness else [])
+        expected = {self._row_id(trial) for trial in again}
+        found = {t._trial_id: t for t in load_trials(connection, study.study_id, study.last_row_id, expected)}
+        if not expected <= found.keys():
+            return False
+        if witness is not None and _ended(found.pop(self._row_id(witness))) != _ended(witness):
+            return False
+        study.name, study.directions = row.name, row.directions
+        study.user_attrs, study.system_attrs = row.user_attrs, row.system_attrs
+        self._take_in(study, found.values())
+        return True
+
+    def _read_whole(self, connection: Connection, row: StudyRow) -> CachedStudy:
+        self.forget(row.study_id)
+        study = self._studies[row.study_id] = CachedStudy(row)
+        self._take_in(study, load_trials(connection, row.study_id, after=0))
+        return study
+
+    def _take_in(self, study: CachedStudy, trials: Iterable[FrozenTrial]) -> None:
+        for trial in trials:
+            study.last_row_id = max(study.last_row_id, trial._trial_id)
+            self.put(study, trial)
+            study.learn_distributions(trial)
+
+    def _row_id(self, trial: FrozenTrial) -> int:
+        return self.row_ids.get(trial._trial_id, trial._trial_id)
+
+    def _generation_of(self, connection: Connection) -> int:
+        """A number that grows whenever another connection may have written.
+
+        SQLite tells, for each connection, whether any other committed since; so the last answer is kept with
+        the connection. A server does not tell: there every look counts as a change.
+        """
+        if connection.dialect.name == "sqlite":
+            version = connection.exec_driver_sql("PRAGMA data_version").scalar()
+            if connection.info.get("data_version") == version:
+                return self._generation
+            connection.info["data_version"] = version
+        self._generation += 1
+        return self._generation
+
+
+def replaced(trial: FrozenTrial, **fields: Any) -> FrozenTrial:
+    """A copy of the trial with other fields; the original stays as readers hold it."""
+    newer = copy.copy(trial)
+    for name, value in fields.items():
+        setattr(newer, name, value)
+    return newer
+
+
+def _number(trial: FrozenTrial) -> int:
+    return trial.number
+
+
+def _ended(trial: FrozenTrial) -> tuple[int, TrialState, datetime | None]:
+    return trial.number, trial.state, trial.datetime_complete

@@ -1,0 +1,243 @@
+"""Connections: from a URL to an engine, and the two kinds of transaction.
+
+    connect(url)        an Engine for `sqlite:///FILE` or `postgresql://USER@HOST/NAME`
+    writing(engine)     a transaction that may write
+    reading(engine)     a transaction that only reads, and never waits for a writer
+    explaining(engine)  errors of the driver as a StorageError of one line
+    masked(url)         the URL as it may stand in a message
+
+What can be wrong with a URL is found here and told in one line; nothing is created before it is right.
+Tables and their versions are the subject of `schema`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+import sqlalchemy
+from sqlalchemy import URL, Connection, Engine, event
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from hydra_tune.errors import StorageError, quoted
+
+if sys.platform != "win32":
+    import fcntl
+
+# A writer that waits this long for another has met a stuck process, not contention: commits take 0.2 ms.
+BUSY_SECONDS = 60
+CONNECT_SECONDS = 10
+SQLITE_HEADER = b"SQLite format 3\0"
+EXAMPLES = "use sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
+_READS = "hydra_reads"
+
+
+def connect(url: str, *, read_only: bool = False) -> Engine:
+    """An engine for `url`; a StorageError where it cannot work. A SQLite file is created by its first use."""
+    parsed = _parse(url)
+    if parsed.get_backend_name() == "sqlite":
+        return _sqlite_engine(_sqlite_path(parsed), read_only)
+    return _postgresql_engine(parsed, read_only)
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """A transaction that may write. On SQLite it holds the write lock from its first moment.
+
+    A deferred transaction that reads first and writes later fails with "database is locked" as soon as
+    another process wrote in between, however long the timeout.
+    """
+    with explaining(engine), engine.begin() as connection:
+        yield connection
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """A transaction that only reads: on SQLite a snapshot, which neither waits for writers nor stops them."""
+    with explaining(engine), engine.connect() as connection:
+        connection = connection.execution_options(**{_READS: True})
+        with connection.begin():
+            yield connection
+
+
+def masked(url: str) -> str:
+    """`url` with its passwords replaced by ***, whether it is well-formed or not, on one line."""
+    text = re.sub(r"://([^:/?#]*):.*@", r"://\1:***@", url, flags=re.DOTALL)
+    text = re.sub(r"([?&][^=&]*password=)[^&]*", r"\1***", text, flags=re.IGNORECASE)
+    return quoted(text, limit=200)[1:-1]
+
+
+def address(engine: Engine) -> str:
+    """The engine's URL in full, password included: for other libraries, never for a message."""
+    return engine.url.render_as_string(hide_password=False)
+
+
+def sqlite_path(engine: Engine) -> Path | None:
+    """The file behind a SQLite engine; None for a server."""
+    return Path(str(engine.url.database)) if engine.dialect.name == "sqlite" else None
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Holds the directory's lock, so that of several processes one at a time sets a new file up.
+
+    The lock is on the directory because a lock file would stay behind, and because closing any descriptor of
+    the database file would drop SQLite's own locks on it. The kernel frees it when a process dies.
+    """
+    if sys.platform == "win32":  # There is no flock; on Windows this one race stays open.
+        yield
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = sqlalchemy.make_url(url)
+        backend = parsed.get_backend_name()
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
+        raise StorageError(f"storage URL '{masked(url)}' is not a database URL", EXAMPLES) from error
+    if backend == "postgresql" and parsed.drivername == "postgresql":
+        # SQLAlchemy would take psycopg2 where no driver is named; the project installs psycopg 3.
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend == "postgresql" or parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        return parsed
+    raise StorageError(f"storage URL '{masked(url)}' names the unsupported '{parsed.drivername}'", EXAMPLES)
+
+
+def _sqlite_path(url: URL) -> Path:
+    name = url.database or ""
+    shown = masked(str(url))
+    if name in ("", ":memory:") or name.startswith("file:"):
+        raise StorageError(f"storage URL '{shown}' names no file", "use sqlite:///FILE; several processes read it")
+    if "\0" in name or url.query:
+        raise StorageError(f"storage URL '{shown}' has parameters or a NUL", "use sqlite:///FILE and nothing more")
+    # Absolute, since a later chdir or a spawned process must still find the same file.
+    return Path(name).absolute()
+
+
+def _sqlite_engine(path: Path, read_only: bool) -> Engine:
+    _check_sqlite_file(path, read_only)
+    url = URL.create("sqlite", database=str(path))
+    engine = sqlalchemy.create_engine(url, creator=partial(_open_sqlite, path, read_only))
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        reads = connection.get_execution_options().get(_READS) or read_only
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _check_sqlite_file(path: Path, read_only: bool) -> None:
+    shown = quoted(str(path), limit=200)
+    if path.is_dir():
+        raise StorageError(f"database {shown} is a directory", "name a file in it")
+    if not path.parent.is_dir():
+        parent = quoted(str(path.parent), limit=200)
+        raise StorageError(f"database {shown} cannot be made: {parent} is no directory", "create it first")
+    if not path.exists():
+        if read_only:
+            raise StorageError(f"database {shown} does not exist", "a search creates it; check the path")
+        if not os.access(path.parent, os.W_OK):
+            raise StorageError(f"database {shown} cannot be made: its directory is read-only", "name another one")
+        return
+    needed = os.R_OK if read_only else os.R_OK | os.W_OK
+    if not os.access(path, needed) or not (read_only or os.access(path.parent, os.W_OK)):
+        raise StorageError(f"database {shown} or its directory is not accessible to you", "change the permissions")
+    with path.open("rb") as file:
+        header = file.read(len(SQLITE_HEADER))
+    if header not in (b"", SQLITE_HEADER):
+        raise StorageError(f"file {shown} is not a SQLite database", "name another file; this one is left as it is")
+
+
+def _open_sqlite(path: Path, read_only: bool) -> sqlite3.Connection:
+    location = f"file:{quote(str(path))}?mode={'ro' if read_only else 'rwc'}"
+    if read_only and not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
+        # Without a writer there is no log beside the file, and in such a directory a reader cannot make one.
+        location += "&immutable=1"
+    # No implicit transactions (isolation_level=None): the "begin" event says how each one starts. One thread
+    # at a time uses a connection, since the pool hands it out; not always the same thread.
+    connection = sqlite3.connect(
+        location, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
+    try:
+        connection.execute("PRAGMA foreign_keys=ON")
+        # In WAL mode the default NORMAL may lose the last commits in a power cut.
+        connection.execute("PRAGMA synchronous=FULL")
+        if not read_only and connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+            with alone_in(path.parent):
+                connection.execute("PRAGMA journal_mode=WAL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _postgresql_engine(url: URL, read_only: bool) -> Engine:
+    arguments = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_SECONDS}
+    try:
+        engine = sqlalchemy.create_engine(url, pool_pre_ping=True, connect_args=arguments)
+    except (ModuleNotFoundError, NoSuchModuleError) as error:
+        shown = masked(url.render_as_string())
+        raise StorageError(
+            f"storage URL '{shown}' needs a driver that is missing: {error}",
+            "pip install 'hydra-tune[postgres]'",
+        ) from error
+    if read_only:
+
+        @event.listens_for(engine, "begin")
+        def begin(connection: Connection) -> None:
+            connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+
+    try:
+        with reading(engine):
+            return engine
+    except BaseException:
+        engine.dispose()
+        raise
+
+
+@contextmanager
+def explaining(engine: Engine) -> Iterator[None]:
+    """Turns what the driver reports into one line with the database's name and a way on."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise _explained(error, engine) from error
+
+
+def _explained(error: SQLAlchemyError, engine: Engine) -> StorageError:
+    cause = getattr(error, "orig", None) or error
+    reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    password = engine.url.password
+    if password:
+        reason = reason.replace(str(password), "***")
+    for symptom, hint in _HINTS.items():
+        if symptom in reason:
+            return StorageError(f"database {masked(address(engine))}: {reason}", hint)
+    return StorageError(f"database {masked(address(engine))}: {reason}", "run `hydra-tune doctor` on it")
+
+
+_HINTS = {
+    "disk is full": "free some space and resume; what was committed is intact",
+    "database is locked": f"another process held it for {BUSY_SECONDS} s; stop that one and try again",
+    "not a database": "the file is damaged or no database; restore a backup",
+    "malformed": "the file is damaged; restore a backup",
+    "readonly database": "it was opened to read, or the permissions changed",
+    "unable to open": "check the path and its permissions",
+    "connection": "check that the server runs, its address, and your user and password",
+    "no such table": "the database has no studies yet; a search makes them",
+    "does not exist": "check the database's name and that a search ran on it",
+}

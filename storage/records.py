@@ -1,0 +1,147 @@
+"""Writes what Optuna does not know of a study: its settings, and each trial's plan, attempts, metrics and
+units.
+
+Rows go through the storage's queue, so that while it is batching they reach the disk in the same transaction
+as the trial they tell of. Reading them back is the subject of `queries`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from hydra_tune.errors import StorageError, nearest
+from hydra_tune.storage.queued_database import QueuedDatabase
+from hydra_tune.storage.rows import storable_name
+from hydra_tune.storage.tables import (
+    HYDRA_ATTEMPTS,
+    HYDRA_METRICS,
+    HYDRA_STUDIES,
+    HYDRA_TRIALS,
+    HYDRA_UNITS,
+    utc_now,
+)
+
+TRIAL_COLUMNS = frozenset(column.name for column in HYDRA_TRIALS.columns) - {"study_id", "number"}
+
+RUNNING = "RUNNING"
+
+
+class StudyRecords:
+    """The records of one study. Seeds must be less than 2**63: the database has no larger integers."""
+
+    def __init__(self, storage: QueuedDatabase, study_id: int) -> None:
+        self._storage = storage
+        self._study_id = study_id
+
+    def describe(self, seed: int, metrics: list[str], settings: dict[str, Any], spec: dict[str, Any] | None) -> None:
+        """What the study is: with these it can be resumed. Describing it again keeps its first date."""
+        self._storage.upsert(
+            HYDRA_STUDIES,
+            {
+                "study_id": self._study_id,
+                "seed": seed,
+                "metrics": json.dumps(metrics),
+                "settings": json.dumps(settings),
+                "spec": None if spec is None else json.dumps(spec),
+                "version": _own_version(),
+            },
+        )
+
+    def trial(self, number: int, **columns: Any) -> None:
+        """Set these columns of the trial's record and leave the others as they are."""
+        unknown = sorted(columns.keys() - TRIAL_COLUMNS)
+        if unknown:
+            raise StorageError(f"a trial's record has no {unknown[0]!r}", nearest(unknown[0], TRIAL_COLUMNS))
+        row = {name: _storable(value) for name, value in columns.items()}
+        self._storage.upsert(HYDRA_TRIALS, {"study_id": self._study_id, "number": number, **row})
+
+    def attempt_started(self, number: int, attempt: int, device: str, pid: int) -> str:
+        """A worker began the trial for the `attempt`-th time; the id that its end and its units name."""
+        attempt_id = uuid.uuid4().hex
+        self._storage.upsert(
+            HYDRA_ATTEMPTS,
+            {
+                "attempt_id": attempt_id,
+                "study_id": self._study_id,
+                "number": number,
+                "attempt": attempt,
+                "state": RUNNING,
+                "device": device,
+                "pid": pid,
+                "started": utc_now(),
+            },
+        )
+        return attempt_id
+
+    def attempt_ended(self, attempt_id: str, state: str, error: str = "", traceback: str = "") -> None:
+        """The attempt ended so, of its own accord or not."""
+        self._storage.update(
+            HYDRA_ATTEMPTS,
+            {
+                "attempt_id": attempt_id,
+                "state": state,
+                "ended": utc_now(),
+                "error": _storable(error),
+                "traceback": _storable(traceback),
+            },
+        )
+
+    def metrics(self, number: int, epoch: int, values: Mapping[str, float]) -> None:
+        """An epoch's metrics; those of the same epoch again replace the first."""
+        for name, value in values.items():
+            finite = math.isfinite(value)
+            self._storage.upsert(
+                HYDRA_METRICS,
+                {
+                    "study_id": self._study_id,
+                    "number": number,
+                    "epoch": epoch,
+                    "name": storable_name("metric", name),
+                    "value": float(value) if finite else None,
+                    "special": None if finite else str(float(value)),
+                },
+            )
+
+    def unit(
+        self,
+        number: int,
+        attempt_id: str,
+        kind: str,
+        device: str,
+        started: float,
+        seconds: float,
+        peak_bytes: int | None,
+    ) -> None:
+        """A piece of work that ran on a device; `started` in seconds since 1970."""
+        self._storage.add(
+            HYDRA_UNITS,
+            {
+                "study_id": self._study_id,
+                "number": number,
+                "attempt_id": attempt_id,
+                "kind": kind,
+                "device": device,
+                "started": started,
+                "seconds": seconds,
+                "peak_bytes": peak_bytes,
+            },
+        )
+
+
+def _storable(value: Any) -> Any:
+    """Text as every database holds it: what user code raised may contain anything."""
+    if not isinstance(value, str):
+        return value
+    return value.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _own_version() -> str:
+    try:
+        return version("hydra-tune")
+    except PackageNotFoundError:
+        return "unknown"

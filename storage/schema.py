@@ -1,0 +1,184 @@
+"""The tables' versions: made on first use, refused where too new, upgraded on request.
+
+Two families of tables live in one database. Optuna's are made and stamped by Optuna itself, in its table
+`alembic_version`; ours by the steps in `migrations`, in the table `hydra_alembic_version`. Opening a database
+that is up to date reads two small tables and does not import Alembic.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import sqlalchemy
+from optuna.storages import RDBStorage
+from sqlalchemy import Connection, Engine, NullPool
+
+from hydra_tune.errors import StorageError
+from hydra_tune.storage.database import address, alone_in, explaining, masked, reading, sqlite_path, writing
+
+VERSION_TABLE = "hydra_alembic_version"
+VERSIONS = ("0001",)
+HEAD = VERSIONS[-1]
+
+# Optuna's head as far as it is known here. Another one is not refused: then Optuna itself judges it, slowly.
+OPTUNA_HEAD = "v3.2.0.a"
+
+# Any number that no other program is likely to lock on the same server.
+_POSTGRESQL_LOCK = 0x48594452
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What a database holds: None stands for tables that are not there."""
+
+    optuna: str | None
+    hydra: str | None
+
+
+def read_versions(engine: Engine) -> Versions:
+    """The versions of both families of tables."""
+    with reading(engine) as connection:
+        tables = set(sqlalchemy.inspect(connection).get_table_names())
+        optuna = _stamp(connection, "alembic_version") if {"alembic_version", "studies", "trials"} <= tables else None
+        hydra = _stamp(connection, VERSION_TABLE) if VERSION_TABLE in tables else None
+    return Versions(optuna, hydra)
+
+
+def ensure_schema(engine: Engine) -> None:
+    """Make the tables that are missing; a StorageError where those present need another version of this
+    program.
+
+    Any number of processes may do this at once on one database.
+    """
+    found = read_versions(engine)
+    if found == Versions(OPTUNA_HEAD, HEAD):
+        return
+    _refuse_other_versions(engine, found)
+    with _alone(engine):
+        _check_optuna_tables(engine)
+        if read_versions(engine).hydra is None:
+            _run_migrations(engine)
+            _log.info("made the tables of %s", masked(address(engine)))
+
+
+def check_schema(engine: Engine) -> bool:
+    """Whether our tables are there, for a reader who must not make them; Optuna's must be."""
+    found = read_versions(engine)
+    if found.optuna is None:
+        shown = masked(address(engine))
+        raise StorageError(f"database {shown} holds no studies", "check the URL; a search makes the tables")
+    _refuse_other_versions(engine, found)
+    return found.hydra is not None
+
+
+def upgrade(engine: Engine) -> Path | None:
+    """Bring both families of tables to the newest version; the backup of a SQLite file, made first, beside
+    it.
+
+    A server's database is backed up by its own means (pg_dump) and None is returned.
+    """
+    found = read_versions(engine)
+    if found.hydra is not None and found.hydra not in VERSIONS:
+        _refuse_other_versions(engine, found)
+    backup = _back_up(engine, found)
+    with _alone(engine):
+        with explaining(engine), _optuna_tables(engine, skip_compatibility_check=True) as tables:
+            if tables.get_current_version() != tables.get_head_version():
+                tables.upgrade()
+        _run_migrations(engine)
+    return backup
+
+
+def _stamp(connection: Connection, table: str) -> str | None:
+    column: sqlalchemy.ColumnClause[str] = sqlalchemy.column("version_num")
+    return connection.execute(sqlalchemy.select(column).select_from(sqlalchemy.table(table))).scalar()
+
+
+def _refuse_other_versions(engine: Engine, found: Versions) -> None:
+    shown = masked(address(engine))
+    if found.hydra is None or found.hydra == HEAD:
+        return
+    if found.hydra in VERSIONS:
+        raise StorageError(
+            f"database {shown} has schema {found.hydra}, this Hydra Tune needs {HEAD}",
+            "run `hydra-tune migrate`; it makes a backup first",
+        )
+    raise StorageError(
+        f"database {shown} has schema {found.hydra}, newer than {HEAD}, the last that this Hydra Tune knows",
+        "upgrade: pip install -U hydra-tune",
+    )
+
+
+@contextmanager
+def _alone(engine: Engine) -> Iterator[None]:
+    """One process at a time makes tables: neither Optuna nor Alembic expects company."""
+    path = sqlite_path(engine)
+    if path is not None:
+        with alone_in(path.parent):
+            yield
+        return
+    with engine.connect() as connection:
+        connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_lock(_POSTGRESQL_LOCK)))
+        try:
+            yield
+        finally:
+            connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_unlock(_POSTGRESQL_LOCK)))
+
+
+@contextmanager
+def _optuna_tables(engine: Engine, *, skip_compatibility_check: bool = False) -> Iterator[RDBStorage]:
+    """Optuna's storage, whose constructor makes and stamps its tables; its connections end with the block."""
+    # Optuna reads the URL as a format string; doubled braces are plain ones.
+    url = address(engine).replace("{", "{{").replace("}", "}}")
+    options = {"poolclass": NullPool}
+    storage = RDBStorage(url, engine_kwargs=options, skip_compatibility_check=skip_compatibility_check)
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def _check_optuna_tables(engine: Engine) -> None:
+    try:
+        with explaining(engine), _optuna_tables(engine):
+            return
+    except RuntimeError as error:
+        shown = masked(address(engine))
+        raise StorageError(
+            f"database {shown} was made by another version of Optuna: {error}",
+            "run `hydra-tune migrate`; it makes a backup first",
+        ) from error
+
+
+def _run_migrations(engine: Engine) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    with writing(engine) as connection:
+        # One transaction for all steps: a crash leaves the old version or the new one.
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def _back_up(engine: Engine, found: Versions) -> Path | None:
+    path = sqlite_path(engine)
+    if path is None:
+        return None
+    moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
+    backup = path.with_name(f"{path.name}.{found.hydra or 'plain'}-{moment}.backup")
+    # SQLite's own copy is whole even while others write; a copy of the file alone would miss the log beside
+    # it.
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as target:
+        source.backup(target)
+    return backup

@@ -1,0 +1,152 @@
+"""The tables: Optuna's own by name, and those with the prefix `hydra_` that hold what Optuna does not know.
+
+Optuna owns the definition of its tables; here they only get short names. Ours are defined twice on purpose:
+here as they are now, and in `migrations` as the steps that lead here. A test holds the two together.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from optuna.storages._rdb import models
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+STUDIES: Table = models.StudyModel.__table__
+STUDY_DIRECTIONS: Table = models.StudyDirectionModel.__table__
+STUDY_USER_ATTRS: Table = models.StudyUserAttributeModel.__table__
+STUDY_SYSTEM_ATTRS: Table = models.StudySystemAttributeModel.__table__
+TRIALS: Table = models.TrialModel.__table__
+TRIAL_PARAMS: Table = models.TrialParamModel.__table__
+TRIAL_VALUES: Table = models.TrialValueModel.__table__
+TRIAL_REPORTS: Table = models.TrialIntermediateValueModel.__table__
+TRIAL_USER_ATTRS: Table = models.TrialUserAttributeModel.__table__
+TRIAL_SYSTEM_ATTRS: Table = models.TrialSystemAttributeModel.__table__
+TRIAL_HEARTBEATS: Table = models.TrialHeartbeatModel.__table__
+
+# What hangs on a trial and what hangs on a study, in Optuna's tables: the order in which they can be deleted.
+OF_TRIALS = (
+    TRIAL_PARAMS,
+    TRIAL_VALUES,
+    TRIAL_REPORTS,
+    TRIAL_USER_ATTRS,
+    TRIAL_SYSTEM_ATTRS,
+    TRIAL_HEARTBEATS,
+)
+OF_STUDIES = (TRIALS, STUDY_DIRECTIONS, STUDY_USER_ATTRS, STUDY_SYSTEM_ATTRS)
+
+# Optuna indexes its names, and PostgreSQL enforces their length.
+LONGEST_NAME: int = models.MAX_INDEXED_STRING_LENGTH
+
+METADATA = MetaData()
+
+
+def utc_now() -> datetime:
+    """The time as it is stored: UTC without a zone, as Optuna does, since SQLite keeps no zones."""
+    return datetime.now(UTC).replace(tzinfo=None)
+
+
+def _study_column(*, primary_key: bool = False) -> Column[int]:
+    return Column(
+        "study_id",
+        Integer,
+        ForeignKey(STUDIES.c.study_id, ondelete="CASCADE"),
+        primary_key=primary_key,
+        nullable=False,
+        autoincrement=False,
+    )
+
+
+HYDRA_STUDIES = Table(
+    "hydra_studies",
+    METADATA,
+    _study_column(primary_key=True),
+    Column("seed", BigInteger),
+    Column("metrics", Text, nullable=False),
+    Column("settings", Text, nullable=False),
+    Column("spec", Text),
+    # Python's default rather than a value in the row: describing a study again keeps its first date.
+    Column("created", DateTime, nullable=False, default=utc_now),
+    Column("version", String(64), nullable=False),
+)
+
+HYDRA_TRIALS = Table(
+    "hydra_trials",
+    METADATA,
+    _study_column(primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("seed", BigInteger),
+    Column("strategy", String(64)),
+    Column("shards", Integer),
+    Column("status", String(32)),
+    Column("device", String(256)),
+    Column("seconds", Float(53)),
+    Column("peak_device_bytes", BigInteger),
+    Column("communicated_bytes", BigInteger),
+    Column("error", Text),
+)
+
+HYDRA_ATTEMPTS = Table(
+    "hydra_attempts",
+    METADATA,
+    Column("attempt_id", String(32), primary_key=True),
+    _study_column(),
+    Column("number", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("device", String(256)),
+    Column("pid", Integer),
+    Column("started", DateTime, nullable=False),
+    Column("ended", DateTime),
+    Column("error", Text),
+    Column("traceback", Text),
+    Index("ix_hydra_attempts_trial", "study_id", "number"),
+)
+
+HYDRA_METRICS = Table(
+    "hydra_metrics",
+    METADATA,
+    _study_column(primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(LONGEST_NAME), primary_key=True),
+    # SQLite has no NaN: a value that is not finite stands in `special` as nan, inf or -inf, and `value` is
+    # NULL.
+    Column("value", Float(53)),
+    Column("special", String(8)),
+)
+
+HYDRA_UNITS = Table(
+    "hydra_units",
+    METADATA,
+    Column("unit_id", Integer, primary_key=True),
+    _study_column(),
+    Column("number", Integer, nullable=False),
+    Column("attempt_id", String(32)),
+    Column("kind", String(64), nullable=False),
+    Column("device", String(256)),
+    Column("started", Float(53), nullable=False),
+    Column("seconds", Float(53), nullable=False),
+    Column("peak_bytes", BigInteger),
+    Index("ix_hydra_units_trial", "study_id", "number"),
+)
+
+
+def key_columns(table: Table) -> tuple[str, ...]:
+    """The columns by which a row is known: in Optuna's tables not the row's own number."""
+    for constraint in table.constraints:
+        if isinstance(constraint, UniqueConstraint):
+            return tuple(column.name for column in constraint.columns)
+    return tuple(column.name for column in table.primary_key.columns)

@@ -1,0 +1,192 @@
+"""Rows on their way to the database: gathered here, then written in one transaction.
+
+Rows of the same key merge while they wait, so a trial that starts, reports and ends between two flushes costs
+one row in each table. New trials have no id before the database gives one: their rows carry a provisional id,
+which is negative, and `write` puts the real one in its place.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Connection, Insert, Table, Update, bindparam, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from hydra_tune.errors import StorageError
+from hydra_tune.storage.tables import STUDIES, TRIALS, key_columns
+
+RowValues = dict[str, Any]
+Key = tuple[Any, ...]
+
+
+# Statements are built once: building one costs as much as running it.
+_INSERT_TRIALS = insert(TRIALS).returning(TRIALS.c.trial_id, sort_by_parameter_order=True)
+_LOCK_STUDY = select(STUDIES.c.study_id).where(STUDIES.c.study_id == bindparam("study_id")).with_for_update()
+_FOREIGN_TRIALS = (
+    select(TRIALS.c.number)
+    .where(TRIALS.c.study_id == bindparam("study_id"), TRIALS.c.trial_id > bindparam("last_id"))
+    .limit(1)
+)
+
+
+class WriteQueue:
+    """Rows to insert, upsert or update. Not thread-safe: its owner holds a lock."""
+
+    def __init__(self) -> None:
+        self._new_trials: dict[int, RowValues] = {}
+        self._added: defaultdict[Table, list[RowValues]] = defaultdict(list)
+        self._upserted: defaultdict[Table, dict[Key, RowValues]] = defaultdict(dict)
+        self._updated: defaultdict[Table, dict[Key, RowValues]] = defaultdict(dict)
+
+    def __len__(self) -> int:
+        rows = sum(map(len, self._added.values()))
+        rows += sum(map(len, self._upserted.values())) + sum(map(len, self._updated.values()))
+        return rows + len(self._new_trials)
+
+    def new_trial(self, trial_id: int, row: Mapping[str, Any]) -> None:
+        """Insert a trial under the provisional `trial_id`."""
+        self._new_trials[trial_id] = dict(row)
+
+    def update_trial(self, trial_id: int, row: Mapping[str, Any]) -> None:
+        """Change columns of a trial, new or already stored."""
+        if trial_id in self._new_trials:
+            self._new_trials[trial_id].update(row)
+        else:
+            self._updated[TRIALS].setdefault((trial_id,), {"trial_id": trial_id}).update(row)
+
+    def add(self, table: Table, row: Mapping[str, Any]) -> None:
+        """Insert a row that has no key of its own."""
+        self._added[table].append(dict(row))
+
+    def upsert(self, table: Table, row: Mapping[str, Any]) -> None:
+        """Insert a row, or change the columns given in the row of the same key."""
+        self._upserted[table].setdefault(_key(table, row), {}).update(row)
+
+    def update(self, table: Table, row: Mapping[str, Any]) -> None:
+        """Change the given columns of the row with this primary key, be it stored or waiting here."""
+        key = tuple(row[column.name] for column in table.primary_key)
+        waiting = self._upserted[table].get(key)
+        if waiting is None:
+            waiting = self._updated[table].setdefault(key, {})
+        waiting.update(row)
+
+    def extend(self, newer: WriteQueue) -> None:
+        """Take over the rows of a queue that was filled after this one."""
+        self._new_trials.update(newer._new_trials)
+        for table, rows in newer._added.items():
+            self._added[table].extend(rows)
+        for table, keyed in newer._upserted.items():
+            for row in keyed.values():
+                self.upsert(table, row)
+        for table, keyed in newer._updated.items():
+            for row in keyed.values():
+                if table is TRIALS:
+                    self.update_trial(row["trial_id"], {name: row[name] for name in row if name != "trial_id"})
+                else:
+                    self.update(table, row)
+
+    def studies_of_new_trials(self) -> list[int]:
+        """The ids of the studies that get new trials."""
+        return sorted({row["study_id"] for row in self._new_trials.values()})
+
+    def write(self, connection: Connection, row_ids: Mapping[int, int], last_ids: Mapping[int, int]) -> dict[int, int]:
+        """Write all rows in the connection's transaction; the real ids of the new trials, by provisional id.
+
+        `row_ids` has the real ids of earlier trials, `last_ids` the greatest trial id known of each study
+        that gets new ones. The queue itself stays as it is, since the transaction may yet fail.
+        """
+        new_ids = self._insert_trials(connection, last_ids)
+
+        def real(row: RowValues) -> RowValues:
+            trial_id = row.get("trial_id", 0)
+            if trial_id >= 0:
+                return row
+            return {**row, "trial_id": new_ids.get(trial_id) or row_ids[trial_id]}
+
+        for table, keyed in self._upserted.items():
+            for columns, rows in _alike(map(real, keyed.values())):
+                connection.execute(_upsert_statement(connection.dialect.name, table, columns), rows)
+        for table, added in self._added.items():
+            for _, rows in _alike(added):
+                connection.execute(insert(table), rows)
+        for table, keyed in self._updated.items():
+            for columns, rows in _alike(map(real, keyed.values())):
+                _update_rows(connection, table, columns, rows)
+        return new_ids
+
+    def _insert_trials(self, connection: Connection, last_ids: Mapping[int, int]) -> dict[int, int]:
+        if not self._new_trials:
+            return {}
+        for study_id in self.studies_of_new_trials():
+            _claim_study(connection, study_id, last_ids[study_id])
+        ids = connection.execute(_INSERT_TRIALS, list(self._new_trials.values())).scalars()
+        return dict(zip(self._new_trials, ids, strict=True))
+
+
+def lock_study(connection: Connection, study_id: int) -> None:
+    """Hold the study's row, as Optuna does before it counts trials; a KeyError where there is none.
+
+    SQLite ignores FOR UPDATE and needs none: its write transactions follow one another.
+    """
+    if connection.execute(_LOCK_STUDY, {"study_id": study_id}).scalar() is None:
+        raise KeyError(f"no study has the id {study_id}")
+
+
+def _claim_study(connection: Connection, study_id: int, last_id: int) -> None:
+    """Refuse where another process added trials: the numbers given here would then stand twice."""
+    try:
+        lock_study(connection, study_id)
+    except KeyError as error:
+        raise StorageError(
+            f"study {study_id} was deleted while its trials ran", "start the search again under another name"
+        ) from error
+    foreign = connection.execute(_FOREIGN_TRIALS, {"study_id": study_id, "last_id": last_id}).scalar()
+    if foreign is not None:
+        raise StorageError(
+            f"another process added trial {foreign} to study {study_id} while this one was writing it",
+            "let one process at a time search a study",
+        )
+
+
+def _key(table: Table, row: Mapping[str, Any]) -> Key:
+    return tuple(row[name] for name in _key_columns(table))
+
+
+_key_columns = cache(key_columns)
+
+
+def _alike(rows: Iterable[RowValues]) -> list[tuple[tuple[str, ...], list[RowValues]]]:
+    """The rows in groups that have the same columns, since one statement serves one set of columns."""
+    groups: defaultdict[tuple[str, ...], list[RowValues]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(sorted(row))].append(row)
+    return list(groups.items())
+
+
+@cache
+def _upsert_statement(dialect: str, table: Table, columns: tuple[str, ...]) -> Insert:
+    statement = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+    key = _key_columns(table)
+    changed = {name: statement.excluded[name] for name in columns if name not in key}
+    if not changed:
+        return statement.on_conflict_do_nothing(index_elements=key)
+    return statement.on_conflict_do_update(index_elements=key, set_=changed)
+
+
+@cache
+def _update_statement(table: Table, columns: tuple[str, ...]) -> Update:
+    keys = {column.name for column in table.primary_key}
+    statement = update(table).values({name: bindparam(name) for name in columns if name not in keys})
+    for name in keys:
+        # A bound value may not have the name of a column of the table.
+        statement = statement.where(table.c[name] == bindparam(f"key_{name}"))
+    return statement
+
+
+def _update_rows(connection: Connection, table: Table, columns: tuple[str, ...], rows: list[RowValues]) -> None:
+    keys = {column.name for column in table.primary_key}
+    bound = [{f"key_{name}" if name in keys else name: value for name, value in row.items()} for row in rows]
+    connection.execute(_update_statement(table, columns), bound)
