@@ -134,7 +134,8 @@ def main() -> None:
     )
     ray.shutdown()
     burns = interleaved(
-        {"one": lambda: burn_seconds("1xcpu", 8), "two": lambda: burn_seconds("2xcpu", 8)}, 1 if options.quick else 3
+        {"one": lambda: burn_seconds("1xcpu", 12), "two": lambda: burn_seconds("2xcpu", 12)},
+        1 if options.quick else rounds,
     )
     ours = measured["hydra_ms_per_trial"]
     faster = {

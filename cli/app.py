@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 no trial completed, 2 the input is wrong, 130 interrupted.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Annotated
 
@@ -83,7 +84,7 @@ def _usage(error: typer.TyperException, arguments: list[str]) -> str:
     """What was wrong with the words of a command, with the word itself, which Typer leaves out."""
     says = getattr(error, "format_message", error.__str__)().rstrip(".")
     flags = getattr(getattr(error, "param", None), "opts", [])
-    given = [value for flag, value in zip(arguments, arguments[1:], strict=False) if flag in flags]
+    given = [value for flag, value in itertools.pairwise(arguments) if flag in flags]
     return f"{says}, not {given[-1]!r}" if given else says
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,25 +28,26 @@ class Table:
 
 
 def print_table(table: Table) -> None:
-    """Print on stdout. Cells are shown as they are: names are data, never markup or escape codes."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
+    """Print on stdout. Cells are shown as they are: names are data, never markup or escape codes.
 
-    drawn = RichTable(
-        box=box.SIMPLE_HEAD,
-        title=Text(table.title) if table.title else None,
-        title_justify="left",
-        pad_edge=False,
-    )
-    for column in table.columns:
-        drawn.add_column(Text(column), justify="right" if column in table.numeric else "left", overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*(Text(printable(cell)) for cell in row))
-    # A pipe has no width: lines must not be broken there.
-    width = None if sys.stdout.isatty() else 400
-    Console(highlight=False, width=width, soft_wrap=False).print(drawn)
+    On a terminal, lines are cut at its width rather than broken; a pipe gets them whole, as do `show` and --json.
+    """
+    from rich.cells import cell_len, set_cell_size
+
+    lines = [[" ".join(printable(cell).split("\n")) for cell in row] for row in (table.columns, *table.rows)]
+    widths = [max(cell_len(line[i]) for line in lines) for i in range(len(table.columns))]
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if table.title:
+        print(printable(table.title))
+    for line in lines:
+        cells = [
+            " " * (width - cell_len(cell)) + cell if column in table.numeric else set_cell_size(cell, width)
+            for cell, width, column in zip(line, widths, table.columns, strict=True)
+        ]
+        text = "  ".join(cells).rstrip()
+        if room is not None and cell_len(text) > room:
+            text = set_cell_size(text, room - 1) + "…"
+        print(text)
 
 
 def print_json(document: Any) -> None:
@@ -101,7 +103,12 @@ def trials_table(records: Iterable[TrialRecord], metrics: Sequence[str]) -> Tabl
 
 
 def short_params(params: dict[str, Any]) -> str:
-    return " ".join(f"{name}={number(value) if isinstance(value, float) else value}" for name, value in params.items())
+    """Parameters on one line; a family's prefix is left out where the family stands beside it."""
+    prefix = f"{params.get('family')}."
+    return " ".join(
+        f"{name.removeprefix(prefix)}={f'{value:.3g}' if isinstance(value, float) else value}"
+        for name, value in params.items()
+    )
 
 
 def number(value: float | None) -> str:

@@ -63,12 +63,12 @@ class TrialRunner:
         """Run one trial to its end; never raises for what user code does."""
         self.facts[asked.number] = TrialFacts()
         for number in range(1, ATTEMPTS + 1):
-            attempt = await self.study.call(self.study.study.attempt_started, asked.number, number)
+            info = await self.study.call(self.study.study.begin_attempt, asked, number)
             try:
-                outcome = await self._attempt(asked, attempt)
+                outcome = await self._attempt(info)
             finally:
-                self.engine.drop(attempt)
-            self.study.post(self.study.study.attempt_ended, attempt, outcome)
+                self.engine.drop(info.attempt)
+            self.study.post(self.study.study.end_attempt, info.attempt, outcome)
             if outcome.status is not Status.LOST:
                 break
         await self._finish(asked.number, outcome)
@@ -77,22 +77,21 @@ class TrialRunner:
     async def _finish(self, number: int, outcome: Outcome) -> None:
         facts = self.facts.pop(number)
         surplus = await self.study.call(
-            self.study.study.tell, number, outcome, durable=True, seconds=facts.seconds, device=facts.device,
+            self.study.study.tell, number, outcome, seconds=facts.seconds, device=facts.device,
             peak_device_bytes=facts.peak_device_bytes, strategy=self.strategy.name, shards=1, communicated_bytes=0,
         )  # fmt: skip
-        if outcome.status is not Status.COMPLETE:
-            surplus = [*surplus, number]
-        for other in surplus:
-            self.weights(other).unlink(missing_ok=True)
+        if self.candidates_seen:
+            for other in surplus if outcome.status is Status.COMPLETE else [number]:
+                self.weights(other).unlink(missing_ok=True)
 
-    async def _attempt(self, asked: Asked, attempt: str) -> Outcome:
+    async def _attempt(self, info: TrialInfo) -> Outcome:
         try:
-            built, where = await self._build(asked, attempt)
+            built, where = await self._build(info)
             if built.values is not None:
                 return Outcome(Status.COMPLETE, built.values)
             assert built.blueprint is not None
             self._check_metrics(built.blueprint)
-            return await self._train(asked, attempt, built.blueprint, Candidacy(where, built.parcel))
+            return await self._train(info, built.blueprint, Candidacy(where, built.parcel))
         except Pruned:
             return Outcome(Status.PRUNED)
         except CandidateError as error:
@@ -100,12 +99,11 @@ class TrialRunner:
         except UnitFailed as error:
             return outcome_of(error.failure)
         except WorkerLost as error:
-            logger.warning("trial %d: %s", asked.number, error)
+            logger.warning("trial %d: %s", info.number, error)
             return Outcome(Status.LOST, error=str(error))
 
-    async def _build(self, asked: Asked, attempt: str) -> tuple[Built, int | None]:
+    async def _build(self, info: TrialInfo) -> tuple[Built, int | None]:
         """Build in the builder once candidates are expected and can travel; else on a device."""
-        info: TrialInfo = await self.study.call(self.study.study.info, asked, attempt)
         if self.candidates_seen and not self.builder_refused:
             result = await self._build_unit(info, build_for_device, Role.BUILDER)
             built: Built = result.value
@@ -133,20 +131,20 @@ class TrialRunner:
             if metric not in blueprint.metrics:
                 raise CandidateError(f"the candidate has no metric {metric!r}", nearest(metric, blueprint.metrics))
 
-    async def _train(self, asked: Asked, attempt: str, blueprint: Blueprint, candidacy: Candidacy) -> Outcome:
+    async def _train(self, info: TrialInfo, blueprint: Blueprint, candidacy: Candidacy) -> Outcome:
         judged: list[tuple[float, ...]] = []
 
         async def report(epoch: int, metrics: dict[str, float]) -> None:
             judged.append(tuple(metrics[name] for name in self.settings.metrics))
-            if await self.study.call(self.study.study.epoch, asked.number, epoch, metrics):
+            if await self.study.call(self.study.study.epoch, info.number, epoch, metrics):
                 raise Pruned
 
         maximize = self.settings.directions[0] == "maximize"
         run = TrialRun(
-            number=asked.number, seed=asked.seed, attempt=attempt, blueprint=blueprint, candidacy=candidacy,
-            metric=self.settings.metrics[0], maximize=maximize, weights=self.weights(asked.number),
+            number=info.number, seed=info.seed, attempt=info.attempt, blueprint=blueprint, candidacy=candidacy,
+            metric=self.settings.metrics[0], maximize=maximize, weights=self.weights(info.number),
             engine=self.engine, report=report,
-            progress=lambda progress: self.on_progress(asked.number, blueprint, progress),
+            progress=lambda progress: self.on_progress(info.number, blueprint, progress),
         )  # fmt: skip
         await self.strategy.train(run)
         if blueprint.keep == "best":

@@ -101,9 +101,7 @@ def run_search(
 
 def _in_event_loop(main: Callable[[], Any]) -> None:
     """Run the coroutine; in a notebook, whose thread has a running loop already, on a thread of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if asyncio._get_running_loop() is None:
         asyncio.run(main())
         return
     done: Future[None] = Future()
@@ -136,6 +134,7 @@ class Search:
 
     async def run(self) -> None:
         self._stop = asyncio.Event()
+        self._announcements: set[asyncio.Task[None]] = set()
         self._deadline = None if self.settings.timeout is None else time.monotonic() + self.settings.timeout
         at_once = min(self.settings.trials, self._concurrency)
         engine = Engine(self.devices, observer=self, directory=self.directory, expect=at_once)
@@ -149,6 +148,7 @@ class Search:
                     self._weights, self.display.trial_progress,
                 )  # fmt: skip
                 await self._run_trials()
+                await asyncio.gather(*self._announcements)
 
     async def _run_trials(self) -> None:
         owned = self.study.study
@@ -187,10 +187,16 @@ class Search:
     async def _run_trial(self, asked: Asked) -> None:
         self.display.trial_started(asked.number)
         outcome = await self.runner.run(asked)
-        trial = f"trial {asked.number}"
-        logger.info("%s: %s%s", trial, outcome.status, f" ({outcome.error})" if outcome.error else "")
-        self.display.trial_ended(asked.number, outcome)
         self._note(outcome)
+        announcement = asyncio.create_task(self._announce(asked.number, outcome))
+        self._announcements.add(announcement)
+        announcement.add_done_callback(self._announcements.discard)
+
+    async def _announce(self, number: int, outcome: Outcome) -> None:
+        """Say how a trial ended once that is on disk; the next trial need not wait for it."""
+        await self.study.on_disk()
+        logger.info("trial %d: %s%s", number, outcome.status, f" ({outcome.error})" if outcome.error else "")
+        self.display.trial_ended(number, outcome)
 
     def _note(self, outcome: Outcome) -> None:
         """Give up when every trial fails in the same way: the mistake is in the search, not in the trials."""

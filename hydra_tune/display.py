@@ -202,12 +202,14 @@ class LiveDisplay(Display):
             total=self.settings.trials,
             completed=view.finished + sum(r.fraction for r in view.trials.values()),
         )
+        overall = Table.grid()
+        overall.add_row(bar)
         table = Table(box=None, pad_edge=False, header_style="dim")
         for column in ("device", "trial", "doing", "epoch", "loss", "batches/s", "memory"):
             table.add_column(column, justify="left" if column in ("device", "doing") else "right")
         for name, device in view.devices.items():
             table.add_row(*self._device_cells(name, device))
-        return Group(head, bar, table, self._best())
+        return Group(head, overall, table, self._best())
 
     def _device_cells(self, name: str, device: DeviceRow) -> list[str]:
         row = self.view.trials.get(device.trial) if device.trial is not None else None

@@ -114,16 +114,16 @@ class OwnedStudy:
         self.records.trial(asked.number, seed=asked.seed, status=Status.RUNNING.value)
         return asked
 
-    def info(self, asked: Asked, attempt: str) -> TrialInfo:
-        """What a worker is told of the trial."""
+    def begin_attempt(self, asked: Asked, attempt: int) -> TrialInfo:
+        """Record an attempt at the trial; returns what a worker is told of it."""
         trial = self._trials[asked.number]
         return TrialInfo(
-            asked.number,
-            asked.seed,
-            attempt,
-            len(self.settings.metrics),
-            trial.user_attrs,
-            trial.datetime_start,
+            number=asked.number,
+            seed=asked.seed,
+            attempt=self.records.attempt_started(asked.number, attempt, "", 0),
+            objectives=len(self.settings.metrics),
+            user_attrs=trial.user_attrs,
+            datetime_start=trial.datetime_start,
         )
 
     def answer(self, number: int, name: str, args: tuple[Any, ...]) -> Any:
@@ -185,10 +185,7 @@ class OwnedStudy:
 
     # Records
 
-    def attempt_started(self, number: int, attempt: int) -> str:
-        return self.records.attempt_started(number, attempt, "", 0)
-
-    def attempt_ended(self, attempt: str, outcome: Outcome) -> None:
+    def end_attempt(self, attempt: str, outcome: Outcome) -> None:
         self.records.attempt_ended(attempt, outcome.status.value, outcome.error, outcome.traceback)
 
     def unit(self, unit: Unit, result: UnitResult) -> None:

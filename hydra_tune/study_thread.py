@@ -21,7 +21,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FLUSH_SECONDS = 0.5
-"""How long what is not awaited, such as a report, may wait for its transaction."""
+"""How long what nobody waits for, such as a report, may wait for its transaction."""
+ACKNOWLEDGE_SECONDS = 0.02
+"""The same, where somebody waits for it to be on disk."""
 
 
 class StudyThread:
@@ -47,8 +49,8 @@ class StudyThread:
         if self._last_error is not None:
             raise self._last_error
 
-    async def call(self, function: Callable[..., T], *args: Any, durable: bool = False, **options: Any) -> T:
-        """The result of `function(...)`, run on the thread; when `durable`, only once it is on disk."""
+    async def call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        """The result of `function(...)`, run on the thread."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         resolve = _resolver(future)
 
@@ -57,14 +59,18 @@ class StudyThread:
                 value = function(*args, **options)
             except Exception as error:  # noqa: BLE001 - raised where it is awaited
                 resolve(None, error)
-                return
-            if durable:
-                self._acknowledge.append(lambda error: resolve(value, error))
             else:
                 resolve(value, None)
 
         self._work.put(work)
         return await future
+
+    async def on_disk(self) -> None:
+        """Wait until all that was done before is on disk."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        resolve = _resolver(future)
+        self._work.put(lambda: self._acknowledge.append(lambda error: resolve(None, error)))
+        await future
 
     def post(
         self,
@@ -107,20 +113,21 @@ class StudyThread:
     def _work_until_closed(self) -> None:
         flushed = time.monotonic()
         while True:
-            try:
-                work = self._work.get(timeout=FLUSH_SECONDS)
-            except queue.Empty:
-                pass
-            else:
-                if work is None:
-                    self._flush()
-                    return
-                work()
-            # Whoever waits for the disk waits no longer than the work that is already here.
-            awaited = self._acknowledge and self._work.empty()
-            if awaited or time.monotonic() - flushed > FLUSH_SECONDS:
+            # Those who wait for the disk wait a little for each other, so that one transaction serves several.
+            patience = ACKNOWLEDGE_SECONDS if self._acknowledge else FLUSH_SECONDS
+            left = flushed + patience - time.monotonic()
+            if left <= 0:
                 self._flush()
                 flushed = time.monotonic()
+                continue
+            try:
+                work = self._work.get(timeout=left)
+            except queue.Empty:
+                continue
+            if work is None:
+                self._flush()
+                return
+            work()
 
     def _flush(self) -> None:
         """Write what has gathered; whoever waits for it learns whether that worked. What failed is tried again."""

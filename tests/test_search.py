@@ -69,7 +69,7 @@ def test_trials_is_the_total_and_resuming_goes_on() -> None:
     assert more.trials[:4] == first
     whole = run(objective, trials=7, study="unbroken", seed=3, sampler="random")
     assert [r.params for r in whole.trials] == [r.params for r in more.trials], "the seed is remembered"
-    with pytest.raises(ht.InputError, match="no study is named 'S' .known: s, unbroken"):
+    with pytest.raises(ht.InputError, match=r"no study is named 'S' .known: s, unbroken"):
         run(objective, trials=1, study="S", resume=True)
 
 

@@ -1,4 +1,4 @@
-"""What the coordinator and its workers say to each other, pickled over one duplex pipe per worker."""
+"""What the coordinator and its workers say to each other, one channel for each worker."""
 
 from __future__ import annotations
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import signal
+import socket
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable
-from multiprocessing import Pipe
 from typing import Any
 
+from hydra_tune.engine.channel import Channel, Closed
 from hydra_tune.engine.messages import Setup
 
 _TAIL_LINES = 20
@@ -33,12 +32,11 @@ class WorkerProcess:
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._on_message = on_message
         self._on_line = on_line
-        self._sending = threading.Lock()
         self._text = b""
         self._closed = asyncio.Event()
 
     def start(self) -> None:
-        ours, theirs = Pipe(duplex=True)
+        ours, theirs = socket.socketpair()
         environment = dict(os.environ)
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             environment[name] = str(self.setup.threads)
@@ -50,7 +48,7 @@ class WorkerProcess:
         )  # fmt: skip
         theirs.close()
         self.pid = self._process.pid
-        self._connection = ours
+        self._channel = Channel(ours)
         assert self._process.stdout is not None
         self._output = self._process.stdout
         os.set_blocking(self._output.fileno(), False)
@@ -61,13 +59,11 @@ class WorkerProcess:
 
     def send(self, message: object) -> None:
         """Say something to the worker; safe from any thread. What a dead worker no longer hears is lost with it."""
-        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        with self._sending:
-            try:
-                self._connection.send_bytes(data)
-            except OSError:
-                # The reader sees the end of the pipe and reports the loss; one place is enough.
-                return
+        try:
+            self._channel.send(message)
+        except Closed:
+            # The reader sees the end of the line too and reports the loss; one place is enough.
+            return
 
     async def closed(self) -> None:
         """Wait until the worker has closed its end, which it does only by ending."""
@@ -91,23 +87,19 @@ class WorkerProcess:
 
     def _release(self) -> None:
         loop = asyncio.get_running_loop()
-        for channel in (self._connection, self._output):
-            if not channel.closed:
-                loop.remove_reader(channel.fileno())
-                channel.close()
+        for end in (self._channel, self._output):
+            loop.remove_reader(end.fileno())
+            end.close()
 
     def _read(self) -> None:
         try:
-            # One wake-up may stand for several messages.
-            while self._connection.poll():
-                self._on_message(pickle.loads(self._connection.recv_bytes()))
-        except (EOFError, OSError):
-            asyncio.get_running_loop().remove_reader(self._connection.fileno())
+            for message in self._channel.receive_ready():
+                self._on_message(message)
+        except Closed:
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
             self._closed.set()
 
     def _read_output(self) -> None:
-        if self._output.closed:
-            return
         data = self._output.read()
         if data == b"":
             asyncio.get_running_loop().remove_reader(self._output.fileno())

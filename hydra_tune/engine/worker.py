@@ -1,7 +1,8 @@
 """A worker process: it owns one device (or, as the builder, none), runs units and answers for its user code's calls.
 
-Started as `python -m hydra_tune.engine.worker FD` with one end of a pipe. The main thread runs units one after another;
-a second thread reads the pipe, so that replies, withdrawals and the coordinator's death are seen while a unit runs.
+Started as `python -m hydra_tune.engine.worker FD` with one end of a socket. The main thread runs units one after
+another; a second thread reads messages, so that replies, withdrawals and the coordinator's death are seen while a unit
+runs.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-import pickle
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from hydra_tune.engine.channel import Channel, Closed
 from hydra_tune.engine.messages import (
     Call,
     Done,
@@ -47,7 +48,7 @@ class RemoteError(Exception):
 class WorkerContext:
     """What the work of a unit may use: the device, what is resident, and the way to the coordinator."""
 
-    def __init__(self, setup: Setup, connection: Connection) -> None:
+    def __init__(self, setup: Setup, channel: Channel) -> None:
         import torch
 
         self.setup = setup
@@ -59,15 +60,12 @@ class WorkerContext:
         self.unit = -1
         self.cache: dict[Any, Any] = {}
         """What all trials of this worker share, such as data sets."""
-        self._connection = connection
-        self._sending = threading.Lock()
+        self._channel = channel
         self._calls = itertools.count()
         self._replies: dict[int, queue.SimpleQueue[Reply]] = {}
 
     def send(self, message: object) -> None:
-        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        with self._sending:
-            self._connection.send_bytes(data)
+        self._channel.send(message)
 
     def tell(self, name: str, *args: Any) -> None:
         """Say something to the coordinator on behalf of the running unit, without waiting."""
@@ -99,8 +97,8 @@ def _as_exception(failure: Failure) -> Exception:
 class Worker:
     """The two loops of a worker process."""
 
-    def __init__(self, connection: Connection, context: WorkerContext) -> None:
-        self.connection = connection
+    def __init__(self, channel: Channel, context: WorkerContext) -> None:
+        self.channel = channel
         self.context = context
         self.inbox: queue.SimpleQueue[Run | Drop] = queue.SimpleQueue()
         self.withdrawn: set[int] = set()
@@ -108,8 +106,8 @@ class Worker:
     def read_messages(self) -> None:
         while True:
             try:
-                message = pickle.loads(self.connection.recv_bytes())
-            except (EOFError, OSError):
+                message = self.channel.receive()
+            except Closed:
                 # The coordinator is gone, and with it every reason to go on; os._exit because the main thread may
                 # be deep in user code.
                 os._exit(COORDINATOR_GONE)
@@ -173,8 +171,8 @@ def main(fd: int) -> None:
     die_with_parent()
     # Ctrl-C reaches the whole process group; what it means is the coordinator's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection = Connection(fd)
-    setup: Setup = pickle.loads(connection.recv_bytes())
+    channel = Channel(socket.socket(fileno=fd))
+    setup: Setup = channel.receive()
     sys.path[:] = setup.sys_path
     os.chdir(setup.cwd)
 
@@ -183,9 +181,9 @@ def main(fd: int) -> None:
     from hydra_tune.engine import accelerator
 
     torch.set_num_threads(setup.threads)
-    context = WorkerContext(setup, connection)
+    context = WorkerContext(setup, channel)
     accelerator.use(context.device)
-    worker = Worker(connection, context)
+    worker = Worker(channel, context)
     threading.Thread(target=worker.read_messages, name="hydra-messages", daemon=True).start()
     context.send(Ready(os.getpid()))
     worker.run_units()
