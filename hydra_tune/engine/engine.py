@@ -187,7 +187,7 @@ class Engine:
         for job in [*worker.jobs.values(), *self._waiting.values()]:
             bound = job.unit.worker == worker.id or job.id in worker.jobs
             if bound and not job.future.done():
-                job.future.set_exception(WorkerLost(reason))
+                job.future.set_exception(self._broken or WorkerLost(reason))
         self._dispatch()
 
     def _replace(self, worker: _Worker, reason: str) -> None:
