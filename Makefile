@@ -24,7 +24,7 @@ check: lint test ## Lint, type-check and test, as CI does
 lint: $(STAMP) ## Lint and type-check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check -q .
-	@rm -rf build/typecheck
+	@rm -rf build/typecheck build/lib build/bdist*
 	@$(BIN)/pip install -q --no-deps --no-build-isolation --disable-pip-version-check --target build/typecheck .
 	@cd build/typecheck && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy_cache -p hydra_tune
 

@@ -6,6 +6,8 @@ everywhere. The time is that between the first and the last trial's end, so that
 
 from __future__ import annotations
 
+import contextlib
+import io
 import statistics
 import tempfile
 import time
@@ -84,7 +86,8 @@ def ray_tune(trials: int) -> float:
             ),
             run_config=tune.RunConfig(storage_path=str(Path(folder).resolve()), verbose=0),
         )
-        ends = [result.metrics["ended"] for result in tuner.fit()]
+        with contextlib.redirect_stdout(io.StringIO()):  # its banner, which verbose=0 does not silence
+            ends = [result.metrics["ended"] for result in tuner.fit()]
     assert len(ends) == trials
     return ms_per_trial(ends)
 
