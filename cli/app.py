@@ -14,6 +14,8 @@ import typer
 from hydra_tune.cli.best import best
 from hydra_tune.cli.doctor import doctor
 from hydra_tune.cli.export import export
+from hydra_tune.cli.migrate import migrate
+from hydra_tune.cli.resume import resume
 from hydra_tune.cli.search import search
 from hydra_tune.cli.show import show
 from hydra_tune.cli.spaces import spaces
@@ -27,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (search, studies, trials, show, best, export, spaces, doctor):
+for command in (search, resume, studies, trials, show, best, export, spaces, doctor, migrate):
     app.command()(command)
 
 

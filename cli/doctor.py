@@ -65,28 +65,83 @@ def _versions() -> dict[str, str]:
 
 
 def _database(url: str) -> dict[str, Any]:
+    """The database's health, and what to do where it is not well."""
     from hydra_tune.errors import StorageError
     from hydra_tune.storage import open_storage
-    from hydra_tune.storage.database import masked
+    from hydra_tune.storage.database import masked, sqlite_path
     from hydra_tune.storage.queries import list_studies
 
     shown = masked(url)
     try:
         with open_storage(url, read_only=True) as opened:
             studies = list_studies(opened)
+            advice = [*_integrity(opened), *_stale_leases(opened, studies), *_orphan_files(url, opened, studies)]
+            kind = "SQLite" if sqlite_path(opened.engine) else "PostgreSQL"
     except StorageError as error:
-        absent = "search creates" in str(error)
-        return {"url": shown, "ok": absent, "says": str(error)}
+        absent = "a search creates it" in error.hint
+        return {"url": shown, "ok": absent, "says": str(error), "advice": []}
     trials = sum(sum(summary.trials.values()) for summary in studies)
-    return {"url": shown, "ok": True, "says": f"{len(studies)} studies, {trials} trials"}
+    says = f"{kind}, {len(studies)} studies, {trials} trials"
+    return {"url": shown, "ok": not any("damaged" in line for line in advice), "says": says, "advice": advice}
+
+
+def _integrity(opened: Any) -> list[str]:
+    """What SQLite itself finds wrong with the file."""
+    from hydra_tune.storage.database import sqlite_path
+
+    if sqlite_path(opened.engine) is None:
+        return []
+    with opened.reading() as connection:
+        found = [row[0] for row in connection.exec_driver_sql("PRAGMA integrity_check(5)")]
+    return [] if found == ["ok"] else [f"the file is damaged ({'; '.join(found)}): restore a backup"]
+
+
+def _stale_leases(opened: Any, studies: list[Any]) -> list[str]:
+    from hydra_tune.storage.leases import read_leases
+
+    if not opened.has_hydra_tables:
+        return []
+    names = {summary.study_id: summary.name for summary in studies}
+    with opened.reading() as connection:
+        leases = read_leases(connection)
+    return [
+        f"study {names.get(lease.study_id, '?')!r} was left by process {lease.pid} on {lease.host}: resume it"
+        for lease in leases
+        if not lease.held()
+    ]
+
+
+def _orphan_files(url: str, opened: Any, studies: list[Any]) -> list[str]:
+    """Files of studies or trials that are no longer in the database, and of searches that were killed."""
+    from pathlib import Path
+
+    from optuna.trial import TrialState
+
+    from hydra_tune.files import SHARED_MEMORY, abandoned_directories, files_directory
+
+    known = {f"study-{summary.study_id}": summary.study_id for summary in studies}
+    place = files_directory(url)
+    orphans = [entry for entry in place.glob("study-*") if entry.name not in known]
+    for name, study_id in known.items():
+        running = {t.number for t in opened.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,))}
+        for entry in (place / name).glob("trial-*.checkpoints"):
+            if int(entry.stem.removeprefix("trial-")) not in running:
+                orphans.append(entry)
+    advice = [f"{entry} belongs to nothing any more: delete it" for entry in orphans]
+    left = abandoned_directories(Path(SHARED_MEMORY))
+    return [*advice, *(f"{entry} was left by a killed search: the next search removes it" for entry in left)]
 
 
 def _print(report: dict[str, Any]) -> None:
+    from hydra_tune.cli.tables import printable
+
     for name, value in report.items():
         if name == "devices":
             value = "; ".join(value)
         elif name == "packages":
             value = ", ".join(f"{package} {version}" for package, version in value.items())
         elif name == "database":
+            advice = value["advice"]
             value = f"{value['url']}: {'ok' if value['ok'] else 'NOT OK'}, {value['says']}"
-        typer.echo(f"{name.replace('_', ' ')}: {value}")
+            value = "\n  ".join([value, *advice])
+        typer.echo(printable(f"{name.replace('_', ' ')}: {value}"))

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from hydra_tune.builds import Blueprint, Built, build_for_device, build_here
+from hydra_tune.checkpoint import Checkpoints
+from hydra_tune.deadlines import Deadlines
 from hydra_tune.engine.engine import Engine
-from hydra_tune.engine.unit import Failure, Role, Unit, UnitFailed, UnitResult
-from hydra_tune.errors import CandidateError, WorkerLost, nearest
+from hydra_tune.engine.unit import Failure, Role, Unit, UnitFailed, UnitHung, UnitResult
+from hydra_tune.errors import CandidateError, SpecError, WorkerLost, nearest
+from hydra_tune.files import StudyFiles
 from hydra_tune.remote_trial import TrialInfo
+from hydra_tune.retries import Failed, RetryPolicy
 from hydra_tune.settings import SearchSettings
 from hydra_tune.source import Source
 from hydra_tune.states import Outcome, Status
-from hydra_tune.strategies.base import Candidacy, Pruned, Strategy, TrialRun
+from hydra_tune.strategies.base import Candidacy, Interrupted, Pruned, Strategy, TrialRun
 from hydra_tune.study import Asked
 from hydra_tune.study_thread import StudyThread
 from hydra_tune.training import Progress
 
 logger = logging.getLogger(__name__)
 
-ATTEMPTS = 2
-"""How often a trial whose worker was lost is tried in all."""
+CHECKPOINT_SHARE = 0.02
+"""Checkpoints are made less often where writing them would take more than this share of the time."""
 
 
 @dataclass
@@ -33,6 +37,9 @@ class TrialFacts:
     seconds: float = 0.0
     peak_device_bytes: int | None = None
     device: str = ""
+    trained: bool = False
+    """Whether it has weights and checkpoints."""
+    checkpoints: int = 0
 
     def add(self, unit: Unit, result: UnitResult) -> None:
         if unit.role is Role.DEVICE:
@@ -40,6 +47,15 @@ class TrialFacts:
             self.device = result.device
         if result.peak_bytes is not None:
             self.peak_device_bytes = max(self.peak_device_bytes or 0, result.peak_bytes)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trial that has ended and been told to Optuna; its files can be tidied once that is on disk."""
+
+    outcome: Outcome
+    trained: bool
+    surplus: list[int]
 
 
 @dataclass
@@ -51,38 +67,59 @@ class TrialRunner:
     strategy: Strategy
     engine: Engine
     study: StudyThread
-    weights: Callable[[int], Path]
+    files: StudyFiles
+    stopping: Callable[[], bool]
     on_progress: Callable[[int, Blueprint, Progress], None]
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
     facts: dict[int, TrialFacts] = field(default_factory=dict)
     candidates_seen: bool = False
     """Whether `build` is known to return candidates; until then it runs on a device, where an objective belongs."""
     builder_refused: str = ""
     """Why candidates of this study are built on devices after all."""
 
-    async def run(self, asked: Asked) -> Outcome:
-        """Run one trial to its end; never raises for what user code does."""
-        self.facts[asked.number] = TrialFacts()
-        for number in range(1, ATTEMPTS + 1):
-            info = await self.study.call(self.study.study.begin_attempt, asked, number)
+    def __post_init__(self) -> None:
+        self.deadlines = Deadlines(self.settings.deadline)
+
+    async def run(self, asked: Asked) -> Ended | None:
+        """Run one trial to its end; None when it was interrupted. Never raises for what user code does."""
+        owned = self.study.study
+        facts = self.facts[asked.number] = TrialFacts()
+        history: list[Failed] = []
+        failed: tuple[str, Outcome] | None = None
+        for number in range(asked.attempts + 1, 10**6):
+            # The end of a lost attempt and the beginning of the next are one transaction.
+            info: TrialInfo = await self.study.call(owned.begin_attempt, asked, number, failed)
+            before = facts.checkpoints, facts.trained
             try:
                 outcome = await self._attempt(info)
+            except Interrupted:
+                self.study.post(owned.end_attempt, info.attempt, Outcome(Status.INTERRUPTED))
+                return None
             finally:
                 self.engine.drop(info.attempt)
-            self.study.post(self.study.study.end_attempt, info.attempt, outcome)
-            if outcome.status is not Status.LOST:
+            if owned.space_change:
+                raise SpecError(owned.space_change, "resume with allow_changes (--allow-changes) if that is meant")
+            history.append(Failed(outcome.status, progressed=(facts.checkpoints, facts.trained) != before))
+            if outcome.status in (Status.COMPLETE, Status.PRUNED) or not self.retries.again(history):
                 break
-        await self._finish(asked.number, outcome)
-        return outcome
+            logger.warning("trial %d: %s (%s), trying again", asked.number, outcome.status, outcome.error)
+            failed = (info.attempt, outcome)
+        return await self._tell(asked.number, info.attempt, outcome)
 
-    async def _finish(self, number: int, outcome: Outcome) -> None:
+    async def _tell(self, number: int, attempt: str, outcome: Outcome) -> Ended:
         facts = self.facts.pop(number)
         surplus = await self.study.call(
-            self.study.study.tell, number, outcome, seconds=facts.seconds, device=facts.device,
+            self.study.study.tell, number, attempt, outcome, seconds=facts.seconds, device=facts.device,
             peak_device_bytes=facts.peak_device_bytes, strategy=self.strategy.name, shards=1, communicated_bytes=0,
         )  # fmt: skip
-        if self.candidates_seen:
-            for other in surplus if outcome.status is Status.COMPLETE else [number]:
-                self.weights(other).unlink(missing_ok=True)
+        return Ended(outcome, facts.trained, surplus)
+
+    def tidy(self, number: int, ended: Ended) -> None:
+        """Remove the files that an ended trial no longer needs; its end must be on disk by then."""
+        if ended.trained:
+            Checkpoints(self.files.checkpoints(number)).remove()
+            for other in ended.surplus if ended.outcome.status is Status.COMPLETE else [number]:
+                self.files.weights(other).unlink(missing_ok=True)
 
     async def _attempt(self, info: TrialInfo) -> Outcome:
         try:
@@ -90,6 +127,7 @@ class TrialRunner:
             if built.values is not None:
                 return Outcome(Status.COMPLETE, built.values)
             assert built.blueprint is not None
+            self.facts[info.number].trained = True
             self._check_metrics(built.blueprint)
             return await self._train(info, built.blueprint, Candidacy(where, built.parcel))
         except Pruned:
@@ -98,8 +136,9 @@ class TrialRunner:
             return Outcome(Status.FAILED, error=str(error))
         except UnitFailed as error:
             return outcome_of(error.failure)
+        except UnitHung as error:
+            return Outcome(Status.HUNG, error=str(error), traceback=error.stacks)
         except WorkerLost as error:
-            logger.warning("trial %d: %s", info.number, error)
             return Outcome(Status.LOST, error=str(error))
 
     async def _build(self, info: TrialInfo) -> tuple[Built, int | None]:
@@ -117,14 +156,12 @@ class TrialRunner:
 
     async def _build_unit(self, info: TrialInfo, work: Callable[..., Built], role: Role) -> UnitResult:
         unit = Unit(
-            trial=info.number,
-            attempt=info.attempt,
-            kind="build",
-            work=work,
-            args=(self.source, info),
-            role=role,
-        )
-        return await self.engine.run(unit)
+            trial=info.number, attempt=info.attempt, kind="build", work=work, args=(self.source, info), role=role,
+            deadline=self.deadlines.of("build"),
+        )  # fmt: skip
+        result = await self.engine.run(unit)
+        self.deadlines.measured("build", result.seconds)
+        return result
 
     def _check_metrics(self, blueprint: Blueprint) -> None:
         for metric in self.settings.metrics:
@@ -132,25 +169,73 @@ class TrialRunner:
                 raise CandidateError(f"the candidate has no metric {metric!r}", nearest(metric, blueprint.metrics))
 
     async def _train(self, info: TrialInfo, blueprint: Blueprint, candidacy: Candidacy) -> Outcome:
-        judged: list[tuple[float, ...]] = []
-
-        async def report(epoch: int, metrics: dict[str, float]) -> None:
-            judged.append(tuple(metrics[name] for name in self.settings.metrics))
-            if await self.study.call(self.study.study.epoch, info.number, epoch, metrics):
-                raise Pruned
-
-        maximize = self.settings.directions[0] == "maximize"
-        run = TrialRun(
+        run = _Run(
             number=info.number, seed=info.seed, attempt=info.attempt, blueprint=blueprint, candidacy=candidacy,
-            metric=self.settings.metrics[0], maximize=maximize, weights=self.weights(info.number),
-            engine=self.engine, report=report,
-            progress=lambda progress: self.on_progress(info.number, blueprint, progress),
+            metric=self.settings.metrics[0], maximize=self.settings.directions[0] == "maximize",
+            weights=self.files.weights(info.number), checkpoints=self.files.checkpoints(info.number),
+            engine=self.engine, runner=self,
         )  # fmt: skip
         await self.strategy.train(run)
         if blueprint.keep == "best":
-            best = max if maximize else min
-            return Outcome(Status.COMPLETE, best(judged, key=lambda values: values[0]))
-        return Outcome(Status.COMPLETE, judged[-1])
+            best = max if run.maximize else min
+            return Outcome(Status.COMPLETE, best(run.judged, key=lambda values: values[0]))
+        return Outcome(Status.COMPLETE, run.judged[-1])
+
+
+@dataclass
+class _Run(TrialRun):
+    """A strategy's view of an attempt, joined to the study and the display."""
+
+    runner: TrialRunner
+    judged: list[tuple[float, ...]] = field(default_factory=list)
+    _saved: float = field(default_factory=time.monotonic)
+    _save_seconds: float = 0.0
+
+    def deadline(self, kind: str) -> float | None:
+        return self.runner.deadlines.of(kind)
+
+    def measured(self, kind: str, seconds: float) -> None:
+        self.runner.deadlines.measured(kind, seconds)
+
+    def progress(self, progress: Progress) -> None:
+        self.runner.on_progress(self.number, self.blueprint, progress)
+
+    async def report(self, epoch: int, metrics: dict[str, float]) -> None:
+        if await self._record(epoch, metrics):
+            raise Pruned
+
+    async def restored(self, history: list[dict[str, float]], notes: tuple[str, ...]) -> None:
+        study = self.runner.study
+        for note in notes:
+            logger.warning("trial %d: %s", self.number, note)
+            study.post(study.study.event, self.number, "checkpoint", note)
+        for epoch, metrics in enumerate(history):
+            await self._record(epoch, metrics)
+
+    async def _record(self, epoch: int, metrics: dict[str, float]) -> bool:
+        self.judged.append(tuple(metrics[name] for name in self.runner.settings.metrics))
+        study = self.runner.study
+        return await study.call(study.study.epoch, self.number, epoch, metrics)
+
+    def checkpoint_due(self) -> bool:
+        pause = max(self.runner.settings.checkpoint_seconds, self._save_seconds / CHECKPOINT_SHARE)
+        return self.runner.stopping() or time.monotonic() - self._saved > pause
+
+    def checkpoint_made(self, step: int, size: int, seconds: float) -> None:
+        self._saved, self._save_seconds = time.monotonic(), seconds
+        self.runner.facts[self.number].checkpoints += 1
+        study = self.runner.study
+        study.post(study.study.checkpoint, self.number, step, size, seconds)
+
+    def checkpoint_failed(self, reason: str) -> None:
+        self._saved = time.monotonic()
+        logger.warning("trial %d: %s", self.number, reason)
+        study = self.runner.study
+        study.post(study.study.event, self.number, "checkpoint", reason)
+
+    def stop_here(self) -> None:
+        if self.runner.stopping():
+            raise Interrupted
 
 
 _FAILURE_STATUS = {

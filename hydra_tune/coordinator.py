@@ -13,18 +13,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import optuna
 
-from hydra_tune.attempts import TrialRunner
+from hydra_tune.attempts import Ended, TrialRunner
 from hydra_tune.devices import Device, parse_devices
 from hydra_tune.display import Display, make_display
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.unit import Unit, UnitResult
 from hydra_tune.errors import SearchFailed
-from hydra_tune.files import run_directory, weights_path
+from hydra_tune.files import StudyFiles, run_directory
 from hydra_tune.result import SearchResult
 from hydra_tune.sampling import make_pruner, make_sampler, trial_limit
 from hydra_tune.settings import SearchSettings, make_settings
@@ -38,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 SAME_FAILURES = 5
 """Trials that fail with one and the same error, with no other outcome before, until the search gives up."""
+STOP_SECONDS = 30.0
+"""How long an interrupted search waits for its trials to checkpoint; a second Ctrl-C does not wait."""
 
 
 def search(
@@ -60,6 +61,9 @@ def search(
     concurrency: int | None = None,
     progress: bool = True,
     keep_weights: int = 10,
+    checkpoint_seconds: float = 10.0,
+    deadline: float | None = None,
+    allow_changes: bool = False,
 ) -> SearchResult:
     """Search for the candidate with the best metric.
 
@@ -71,6 +75,7 @@ def search(
         trials=trials, metric=metric, direction=direction, study=study, storage=storage, devices=devices,
         device_memory=device_memory, spill=spill, strategy=strategy, sampler=sampler, pruner=pruner, seed=seed,
         timeout=timeout, resume=resume, concurrency=concurrency, progress=progress, keep_weights=keep_weights,
+        checkpoint_seconds=checkpoint_seconds, deadline=deadline, allow_changes=allow_changes,
     )  # fmt: skip
     return run_search(PickledSource.of(build), settings, space=getattr(build, "space", None), load_build=lambda: build)
 
@@ -138,15 +143,21 @@ class Search:
         self._deadline = None if self.settings.timeout is None else time.monotonic() + self.settings.timeout
         at_once = min(self.settings.trials, self._concurrency)
         engine = Engine(self.devices, observer=self, directory=self.directory, expect=at_once)
-        thread = StudyThread(lambda: OwnedStudy(self.settings, self.space, self.source.describe()))
+        thread = StudyThread(lambda: OwnedStudy(self.settings, self.space, self.source))
         with _signals(self._interrupt):
             # The workers import torch while the database is opened.
             async with engine, thread:
                 self.study = thread
                 self.runner = TrialRunner(
-                    self.settings, self.source, resolve(self.settings.strategy), engine, thread,
-                    self._weights, self.display.trial_progress,
-                )  # fmt: skip
+                    settings=self.settings,
+                    source=self.source,
+                    strategy=resolve(self.settings.strategy),
+                    engine=engine,
+                    study=thread,
+                    files=StudyFiles.of(self.settings.storage, thread.study.study_id),
+                    stopping=self._stop.is_set,
+                    on_progress=self.display.trial_progress,
+                )
                 await self._run_trials()
                 await asyncio.gather(*self._announcements)
 
@@ -170,6 +181,8 @@ class Search:
                     task.result()
                     finished += 1
                 running -= done
+            # Candidates checkpoint and stop by themselves after their slice; an objective cannot be asked to.
+            await asyncio.wait([stopping, *running], timeout=STOP_SECONDS)
         finally:
             stopping.cancel()
             for task in running:
@@ -186,17 +199,21 @@ class Search:
 
     async def _run_trial(self, asked: Asked) -> None:
         self.display.trial_started(asked.number)
-        outcome = await self.runner.run(asked)
-        self._note(outcome)
-        announcement = asyncio.create_task(self._announce(asked.number, outcome))
+        ended = await self.runner.run(asked)
+        if ended is None:
+            return
+        self._note(ended.outcome)
+        announcement = asyncio.create_task(self._announce(asked.number, ended))
         self._announcements.add(announcement)
         announcement.add_done_callback(self._announcements.discard)
 
-    async def _announce(self, number: int, outcome: Outcome) -> None:
+    async def _announce(self, number: int, ended: Ended) -> None:
         """Say how a trial ended once that is on disk; the next trial need not wait for it."""
         await self.study.on_disk()
+        outcome = ended.outcome
         logger.info("trial %d: %s%s", number, outcome.status, f" ({outcome.error})" if outcome.error else "")
         self.display.trial_ended(number, outcome)
+        self.runner.tidy(number, ended)
 
     def _note(self, outcome: Outcome) -> None:
         """Give up when every trial fails in the same way: the mistake is in the search, not in the trials."""
@@ -218,9 +235,6 @@ class Search:
             )
         times = f"the first {len(self.failures)} trials failed alike" if self.gave_up else "the first failure"
         return f"{times}: {self.failures[0].error}"
-
-    def _weights(self, number: int) -> Path:
-        return weights_path(self.settings.storage, self.study.study.study_id, number)
 
     def _interrupt(self) -> None:
         self.interrupted = True
@@ -244,8 +258,11 @@ class Search:
     def worker_lost(self, device: str, reason: str) -> None:
         self.display.show(reason)
 
+    def late_result(self, unit: Unit, device: str) -> None:
+        self.study.post(self.study.study.late_result, unit, device)
+
     def call(self, unit: Unit, name: str, args: tuple[Any, ...], reply: Callable[[Any, Any], None] | None) -> None:
-        self.study.post(self.study.study.answer, unit.trial, name, args, then=reply)
+        self.study.post(self.study.study.answer, unit.trial, unit.attempt, name, args, then=reply)
 
 
 class _signals:

@@ -1,4 +1,4 @@
-"""Where files go: trained weights beside the database, and what processes hand to each other in shared memory.
+"""Where files go: weights and checkpoints beside the database, and what processes hand to each other in shared memory.
 
 Paths are made of numbers, never of names that a user chose.
 """
@@ -6,16 +6,22 @@ Paths are made of numbers, never of names that a user chose.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from hydra_tune.errors import InputError
+from hydra_tune.storage.leases import process_runs
 
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED_MEMORY = 512 * 2**20
+_RUN = re.compile(r"hydra-tune-(\d+)-(\d+)-.*")
 
 
 def files_directory(storage_url: str) -> Path:
@@ -27,22 +33,54 @@ def files_directory(storage_url: str) -> Path:
     return Path("hydra_tune_files")
 
 
-def weights_path(storage_url: str, study_id: int, number: int) -> Path:
-    """Where a trial's trained weights are."""
-    return files_directory(storage_url).resolve() / f"study-{study_id}" / f"trial-{number}.safetensors"
+@dataclass(frozen=True)
+class StudyFiles:
+    """The files of one study."""
+
+    directory: Path
+
+    @classmethod
+    def of(cls, storage_url: str, study_id: int) -> StudyFiles:
+        return cls(files_directory(storage_url).resolve() / f"study-{study_id}")
+
+    def weights(self, number: int) -> Path:
+        """A trial's trained weights."""
+        return self.directory / f"trial-{number}.safetensors"
+
+    def checkpoints(self, number: int) -> Path:
+        """The directory of a running trial's checkpoints."""
+        return self.directory / f"trial-{number}.checkpoints"
 
 
 @contextmanager
 def run_directory(spill: str | None) -> Iterator[str]:
-    """A directory for the life of one search: in shared memory while that has room, else on disk."""
+    """A directory for the life of one search: in shared memory while that has room, else on disk.
+
+    Those of searches that were killed are removed first.
+    """
+    place = spill or _roomy_place() or tempfile.gettempdir()
+    for abandoned in abandoned_directories(Path(place)):
+        shutil.rmtree(abandoned, ignore_errors=True)
+    prefix = f"hydra-tune-{os.getpid()}-{psutil.Process().create_time():.0f}-"
     try:
-        directory = tempfile.mkdtemp(prefix=f"hydra-tune-{os.getpid()}-", dir=spill or _roomy_place())
+        directory = tempfile.mkdtemp(prefix=prefix, dir=place)
     except OSError as error:
-        raise InputError(f"no directory can be made in {spill!r} ({error.strerror})", "give another --spill") from error
+        raise InputError(f"no directory can be made in {place!r} ({error.strerror})", "give another --spill") from error
     try:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def abandoned_directories(place: Path) -> list[Path]:
+    """Directories of searches whose process is gone."""
+    found = []
+    for entry in place.iterdir() if place.is_dir() else ():
+        match = _RUN.fullmatch(entry.name)
+        ours = match and entry.is_dir() and not entry.is_symlink() and entry.stat().st_uid == os.getuid()
+        if match and ours and not process_runs(int(match[1]), float(match[2])):
+            found.append(entry)
+    return found
 
 
 def _roomy_place() -> str | None:

@@ -12,7 +12,7 @@ from optuna.trial import FixedTrial, TrialState
 
 from hydra_tune.candidate import Candidate
 from hydra_tune.errors import InputError
-from hydra_tune.files import weights_path
+from hydra_tune.files import StudyFiles
 from hydra_tune.seeds import seed_everything
 from hydra_tune.source import Build
 from hydra_tune.storage import open_storage
@@ -102,7 +102,7 @@ class SearchResult:
     def weights(self, number: int) -> Path:
         """The file with a trial's trained weights."""
         self._record(number)
-        path = weights_path(self._url, self.study._study_id, number)
+        path = StudyFiles.of(self._url, self.study._study_id).weights(number)
         if not path.is_file():
             raise InputError(
                 f"there are no weights of trial {number}",

@@ -55,3 +55,11 @@ class RandomState:
         random.setstate(self.python_state)
         if self.device_state is not None and device is not None:
             torch.get_device_module(device).set_rng_state(self.device_state, device)
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> RandomState:
+        return cls(**state)

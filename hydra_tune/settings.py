@@ -82,6 +82,12 @@ class SearchSettings:
     progress: bool = True
     keep_weights: int = WEIGHTS_KEPT
     """How many of the best trials keep their weights on disk."""
+    checkpoint_seconds: float = 10.0
+    """How often a running trial is checkpointed; less often where writing takes long."""
+    deadline: float | None = None
+    """Seconds without a sign of life after which a trial counts as hung; by default derived from measured times."""
+    allow_changes: bool = False
+    """Whether a resumed study may go on with another build function or search space."""
 
     def __post_init__(self) -> None:
         _whole("trials", self.trials, least=1)
@@ -90,8 +96,12 @@ class SearchSettings:
             _whole("concurrency", self.concurrency, least=1)
         if self.seed is not None:
             _whole("seed", self.seed, least=0)
-        if self.timeout is not None and (not _is_number(self.timeout) or not self.timeout > 0):
-            raise SpecError(f"timeout cannot be {quoted(self.timeout)}", "give seconds, more than 0")
+            if self.seed >= 2**63:
+                raise SpecError(f"seed cannot be {quoted(self.seed)}", "give a number below 2**63")
+        for name in ("timeout", "deadline", "checkpoint_seconds"):
+            value = getattr(self, name)
+            if value is not None and (not _is_number(value) or not value > 0):
+                raise SpecError(f"{name} cannot be {quoted(value)}", "give seconds, more than 0")
         check_name("study", self.study)
         self._check_objectives()
         if self.spill is not None and not Path(self.spill).is_dir():
@@ -117,7 +127,8 @@ class SearchSettings:
             "trials": self.trials, "devices": self.devices, "device_memory": self.device_memory,
             "strategy": dict(self.strategy) if isinstance(self.strategy, Mapping) else self.strategy,
             "sampler": _label(self.sampler), "pruner": _label(self.pruner), "timeout": self.timeout,
-            "concurrency": self.concurrency, "keep_weights": self.keep_weights,
+            "concurrency": self.concurrency, "keep_weights": self.keep_weights, "spill": self.spill,
+            "checkpoint_seconds": self.checkpoint_seconds, "deadline": self.deadline,
         }  # fmt: skip
 
 

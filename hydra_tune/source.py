@@ -5,9 +5,12 @@ The coordinator never imports a user's file: it sends its name, and builder and 
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
+import json
 import pickle
 import sys
 from collections.abc import Callable
@@ -33,17 +36,22 @@ class Source(Protocol):
         """What finds the function again from the command line, as plain data; None where nothing can."""
         ...
 
+    def text(self) -> str | None:
+        """What is written there, to tell whether it has changed; None where that cannot be read."""
+        ...
+
 
 @dataclass(frozen=True)
 class PickledSource:
     """A function given in Python; one from `__main__` or a notebook travels by value."""
 
     data: bytes
+    written: str | None = None
 
     @classmethod
     def of(cls, build: Build) -> PickledSource:
         try:
-            return cls(cloudpickle.dumps(build))
+            return cls(cloudpickle.dumps(build), _written(build))
         except Exception as error:
             raise SpecError(
                 f"the build function cannot be sent to the workers ({error})",
@@ -55,6 +63,9 @@ class PickledSource:
 
     def describe(self) -> dict[str, Any] | None:
         return None
+
+    def text(self) -> str | None:
+        return self.written
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,12 @@ class FileSource:
     def describe(self) -> dict[str, Any]:
         return {"kind": "file", "path": self.path, "function": self.function}
 
+    def text(self) -> str | None:
+        try:
+            return Path(self.path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+
 
 @dataclass(frozen=True)
 class ModuleSource:
@@ -101,6 +118,9 @@ class ModuleSource:
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "module", "module": self.module, "function": self.function}
+
+    def text(self) -> str | None:
+        return None  # finding a module's file may run the code of its package, which the coordinator must not
 
 
 @dataclass(frozen=True)
@@ -122,6 +142,9 @@ class FamilySource:
             "kind": "family", "families": list(self.families), "data": self.data,
             "overrides": self.overrides, "epochs": self.epochs,
         }  # fmt: skip
+
+    def text(self) -> str | None:
+        return json.dumps(self.describe(), indent=1, sort_keys=True)
 
 
 def parse_source(text: str) -> Source:
@@ -155,6 +178,23 @@ def source_from(description: dict[str, Any]) -> Source:
         }:
             return FamilySource(tuple(families), data, overrides, epochs)
     raise SpecError(f"a study's source is {quoted(description)}", "start a new study from its file")
+
+
+def difference(before: str | None, after: str | None) -> str:
+    """What changed between two texts of a source, on one line; empty where nothing did or nobody can tell."""
+    if before is None or after is None or before == after:
+        return ""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
+    changed = [f"{line[0]} {line[1:].strip()}" for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    more = f" | and {len(changed) - 6} more lines" if len(changed) > 6 else ""
+    return " | ".join(changed[:6]) + more
+
+
+def _written(build: Build) -> str | None:
+    try:
+        return inspect.getsource(build)
+    except (OSError, TypeError):
+        return None
 
 
 def _function(module: Any, name: str, where: str) -> Build:

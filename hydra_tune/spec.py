@@ -10,7 +10,9 @@ from typing import Any
 
 from hydra_tune.errors import SpecError, nearest, quoted
 from hydra_tune.settings import SearchSettings, make_settings
-from hydra_tune.source import FamilySource, Source, parse_source
+from hydra_tune.source import FamilySource, Source, parse_source, source_from
+from hydra_tune.storage import open_storage
+from hydra_tune.storage.queries import study_summary
 
 SPACE_KEYS = ("space", "data", "overrides", "epochs")
 DEFAULT_EPOCHS = 5
@@ -81,6 +83,24 @@ def make_spec(given: Mapping[str, Any], folder: Path) -> SearchSpec:
     if isinstance(space, str) and ":" in space:
         return _from_function(space, given, options, folder)
     return _from_families(space, given, options, folder)
+
+
+def stored_spec(storage: str, study: str, flags: Mapping[str, Any]) -> SearchSpec:
+    """The search of a study that is to go on, as it was started, with `flags` on top."""
+    with open_storage(storage, read_only=True) as opened:
+        summary = study_summary(opened, study)
+    if summary.spec is None:
+        raise SpecError(
+            f"study {study!r} was started from Python, where its build function is",
+            "run that script again with resume=True",
+        )
+    source = source_from(summary.spec)
+    known = inspect.signature(make_settings).parameters.keys() | SearchSettings.__dataclass_fields__.keys()
+    options = {name: value for name, value in summary.settings.items() if name in known and value is not None}
+    options |= {"metric": list(summary.metrics), "direction": list(summary.directions)}
+    options |= {"study": study, "storage": storage, "resume": True, **flags}
+    space = getattr(source.load(), "space", None) if isinstance(source, FamilySource) else None
+    return SearchSpec(source, make_settings(**options), space)
 
 
 def _from_function(space: str, given: Mapping[str, Any], options: dict[str, Any], folder: Path) -> SearchSpec:

@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 
 
 class Status(StrEnum):
-    """A trial's state in our own records, finer than Optuna's."""
+    """A trial's state in our own records, finer than Optuna's; attempts at a trial have the same."""
 
     RUNNING = "RUNNING"
     COMPLETE = "COMPLETE"
@@ -21,6 +21,26 @@ class Status(StrEnum):
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     LOST = "LOST"
     """The process that ran it ended."""
+    HUNG = "HUNG"
+    """It showed no sign of life until its deadline."""
+    INTERRUPTED = "INTERRUPTED"
+    """Of an attempt only: the search was stopped; the trial goes on when the study is resumed."""
+
+
+ENDS = frozenset(Status) - {Status.RUNNING, Status.INTERRUPTED}
+
+CHANGES: dict[Status | None, frozenset[Status]] = {
+    None: frozenset({Status.RUNNING}),
+    Status.RUNNING: ENDS,
+    **dict.fromkeys(ENDS, frozenset()),
+}
+"""What a trial may become; None stands for a trial that is not there yet."""
+
+
+def check_change(before: Status | None, after: Status) -> None:
+    """A change that the table does not allow is a mistake of the program's."""
+    if after not in CHANGES[before]:
+        raise ValueError(f"a trial cannot go from {before} to {after}")
 
 
 # Optuna refuses values with FAIL, and its samplers ignore failed trials: a diverged trial is told as PRUNED, so that
@@ -33,6 +53,7 @@ OPTUNA_STATE = {
     Status.FAILED: TrialState.FAIL,
     Status.OUT_OF_MEMORY: TrialState.FAIL,
     Status.LOST: TrialState.FAIL,
+    Status.HUNG: TrialState.FAIL,
 }
 
 

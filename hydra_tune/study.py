@@ -5,12 +5,14 @@ Plain synchronous code; `study_thread` runs it beside the event loop.
 
 from __future__ import annotations
 
+import time
 import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
@@ -20,74 +22,116 @@ from hydra_tune.remote_trial import TrialInfo
 from hydra_tune.sampling import make_pruner, make_sampler
 from hydra_tune.seeds import new_study_seed, trial_seed
 from hydra_tune.settings import SearchSettings
-from hydra_tune.states import OPTUNA_STATE, Outcome, Status
+from hydra_tune.source import Source, difference
+from hydra_tune.states import OPTUNA_STATE, Outcome, Status, check_change
 from hydra_tune.storage import open_storage
-from hydra_tune.storage.queries import study_summary
+from hydra_tune.storage.leases import RENEW_SECONDS, HeldLease
+from hydra_tune.storage.queries import study_summary, trial_attempts
 from hydra_tune.storage.records import StudyRecords
 
 _SUGGESTIONS = ("suggest_float", "suggest_int", "suggest_categorical")
+_ALLOW = "resume with allow_changes (--allow-changes) if that is meant"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A trial that is to be run."""
+    """A trial that is to be run; `attempts` is how often it was tried before."""
 
     number: int
     seed: int
+    attempts: int = 0
+
+
+@dataclass
+class _Running:
+    """A trial in flight: Optuna's object, and the attempt whose word counts."""
+
+    trial: optuna.Trial
+    attempt: str = ""
+    status: Status = Status.RUNNING
 
 
 class OwnedStudy:
-    """An Optuna study with its records; every method runs on the study's thread."""
+    """An Optuna study with its records and its lease; every method runs on the study's thread."""
 
-    def __init__(self, settings: SearchSettings, space: Any, source: dict[str, Any] | None) -> None:
+    def __init__(self, settings: SearchSettings, space: Any, source: Source) -> None:
         self.settings = settings
-        self.storage = open_storage(settings.storage)
-        self._open = ExitStack()
-        self._open.callback(self.storage.close)
-        try:
+        self.space_change = ""
+        """How the search space differs from that of earlier runs, once a trial has shown it."""
+        self._running: dict[int, _Running] = {}
+        with ExitStack() as opened:
+            self.storage = open_storage(settings.storage)
+            opened.callback(self.storage.close)
             self.study = self._create_or_load(space, source)
-        except BaseException:
-            self._open.close()
-            raise
-        self._open.enter_context(self.storage.batching())
-        self._trials: dict[int, optuna.Trial] = {}
-        self._kept: dict[int, float] = {}
+            self._lease = HeldLease(self.storage, self.study_id, settings.study)
+            opened.callback(self._lease.release)
+            self._renewed = time.monotonic()
+            self._describe(source)
+            self._kept, self._distributions = self._earlier_trials()
+            opened.enter_context(self.storage.batching())
+            self._open = opened.pop_all()
 
-    def _create_or_load(self, space: Any, source: dict[str, Any] | None) -> optuna.Study:
+    def _create_or_load(self, space: Any, source: Source) -> optuna.Study:
         settings = self.settings
         exists = settings.study in optuna.get_all_study_names(self.storage)
         if exists and not settings.resume:
             raise SpecError(f"study {settings.study!r} exists already", "use resume to go on with it, or another name")
-        if not exists and settings.resume:
-            study_summary(self.storage, settings.study)  # raises with the nearest name
-        recorded = study_summary(self.storage, settings.study).seed if exists else None
+        self._before = study_summary(self.storage, settings.study) if settings.resume else None
+        if self._before is not None:
+            self._check_source(self._before.source, source.text())
+        recorded = self._before.seed if self._before is not None else None
         self.seed = next(s for s in (settings.seed, recorded, new_study_seed()) if s is not None)
         self.sampler = make_sampler(settings.sampler, seed=self.seed, space=space)
-        parts: dict[str, Any] = {
-            "storage": self.storage,
-            "sampler": self.sampler,
-            "pruner": make_pruner(settings.pruner),
-        }
-        if exists:
-            study = optuna.load_study(study_name=settings.study, **parts)
-        else:
+        parts: dict[str, Any] = {"storage": self.storage, "sampler": self.sampler}
+        parts["pruner"] = make_pruner(settings.pruner)
+        if not exists:
             directions = [StudyDirection[direction.upper()] for direction in settings.directions]
-            study = optuna.create_study(study_name=settings.study, directions=directions, **parts)
+            return optuna.create_study(study_name=settings.study, directions=directions, **parts)
+        study = optuna.load_study(study_name=settings.study, **parts)
         if len(study.directions) != len(settings.directions):
             raise SpecError(
                 f"study {settings.study!r} has {len(study.directions)} objectives, not {len(settings.directions)}",
                 "resume it with the metrics it was started with",
             )
+        return study
+
+    def _check_source(self, before: str | None, after: str | None) -> None:
+        changed = difference(before, after)
+        if changed and not self.settings.allow_changes:
+            raise SpecError(f"what study {self.settings.study!r} builds has changed: {changed}", _ALLOW)
+
+    def _describe(self, source: Source) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names(list(settings.metrics))
-        self.records = StudyRecords(self.storage, study._study_id)
-        self.records.describe(self.seed, list(settings.metrics), settings.stored(), source)
-        return study
+            self.study.set_metric_names(list(self.settings.metrics))
+        self.records = StudyRecords(self.storage, self.study_id)
+        stored = self.settings.stored()
+        self.records.describe(self.seed, list(self.settings.metrics), stored, source.describe(), source.text())
+
+    def _earlier_trials(self) -> tuple[dict[int, float], dict[str, BaseDistribution]]:
+        """The values of completed trials, for their weights, and the space that all trials so far have shown."""
+        values: dict[int, float] = {}
+        distributions: dict[str, BaseDistribution] = {}
+        if self._before is not None:
+            for trial in self.study.get_trials(deepcopy=False):
+                distributions |= trial.distributions
+                if trial.state is TrialState.COMPLETE and len(self.settings.metrics) == 1 and trial.value is not None:
+                    values[trial.number] = self._rank(trial.value)
+        return values, distributions
+
+    def _rank(self, value: float) -> float:
+        return -value if self.settings.directions[0] == "maximize" else value
 
     @property
     def study_id(self) -> int:
         return int(self.study._study_id)
+
+    def flush(self) -> None:
+        """Write what has gathered, and now and then that this process still runs the study."""
+        self.storage.flush()
+        if time.monotonic() - self._renewed > RENEW_SECONDS:
+            self._lease.renew()
+            self._renewed = time.monotonic()
 
     def close(self) -> None:
         self.storage.flush()
@@ -97,41 +141,65 @@ class OwnedStudy:
 
     def finished(self) -> int:
         """How many trials of the study have ended, in this run or before."""
-        return self.storage.get_n_trials(self.study_id, state=(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL))
+        ends = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        return self.storage.get_n_trials(self.study_id, state=ends)
 
     def interrupted(self) -> list[Asked]:
-        """Trials that an earlier run left unfinished; they run again under their own numbers."""
+        """Trials that an earlier run left unfinished; they go on under their own numbers."""
         left = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return [self._take(optuna.Trial(self.study, trial._trial_id)) for trial in left]
+        return [
+            self._take(optuna.Trial(self.study, trial._trial_id), self._end_open_attempts(trial.number))
+            for trial in left
+        ]
+
+    def _end_open_attempts(self, number: int) -> int:
+        attempts = trial_attempts(self.storage, self.settings.study, number)
+        for attempt in attempts:
+            if attempt.state == Status.RUNNING:
+                self.records.attempt_ended(attempt.attempt_id, Status.INTERRUPTED.value, "its search ended")
+        return len(attempts)
 
     def ask(self) -> Asked:
         """A new trial from the sampler."""
-        return self._take(self.study.ask())
+        return self._take(self.study.ask(), 0)
 
-    def _take(self, trial: optuna.Trial) -> Asked:
-        asked = Asked(trial.number, trial_seed(self.seed, trial.number))
-        self._trials[trial.number] = trial
+    def _take(self, trial: optuna.Trial, attempts: int) -> Asked:
+        asked = Asked(trial.number, trial_seed(self.seed, trial.number), attempts)
+        check_change(None, Status.RUNNING)
+        self._running[trial.number] = _Running(trial)
         self.records.trial(asked.number, seed=asked.seed, status=Status.RUNNING.value)
         return asked
 
-    def begin_attempt(self, asked: Asked, attempt: int) -> TrialInfo:
-        """Record an attempt at the trial; returns what a worker is told of it."""
-        trial = self._trials[asked.number]
+    def begin_attempt(self, asked: Asked, attempt: int, failed: tuple[str, Outcome] | None = None) -> TrialInfo:
+        """Record an attempt, and with it the end of a failed one before it; returns what a worker is told."""
+        if failed is not None:
+            self.end_attempt(*failed)
+        running = self._running[asked.number]
+        running.attempt = self.records.attempt_started(asked.number, attempt, "", 0)
         return TrialInfo(
             number=asked.number,
             seed=asked.seed,
-            attempt=self.records.attempt_started(asked.number, attempt, "", 0),
+            attempt=running.attempt,
             objectives=len(self.settings.metrics),
-            user_attrs=trial.user_attrs,
-            datetime_start=trial.datetime_start,
+            user_attrs=running.trial.user_attrs,
+            datetime_start=running.trial.datetime_start,
         )
 
-    def answer(self, number: int, name: str, args: tuple[Any, ...]) -> Any:
-        """What user code in a worker asks its trial."""
-        trial = self._trials[number]
+    def end_attempt(self, attempt: str, outcome: Outcome) -> None:
+        self.records.attempt_ended(attempt, outcome.status.value, outcome.error, outcome.traceback)
+
+    def answer(self, number: int, attempt: str, name: str, args: tuple[Any, ...]) -> Any:
+        """What user code in a worker asks its trial; only the present attempt's word counts."""
+        running = self._running.get(number)
+        if running is None or running.attempt != attempt:
+            self.records.event(number, "refused", f"a late {name} of attempt {attempt}")
+            raise ValueError(f"trial {number} is no longer run by this attempt")
+        trial = running.trial
         if name in _SUGGESTIONS:
             parameter, arguments, options = args
-            return getattr(trial, name)(parameter, *arguments, **options)
+            value = getattr(trial, name)(parameter, *arguments, **options)
+            self._compare(parameter, trial.distributions[parameter])
+            return value
         match name:
             case "report":
                 self._report(trial, *args)
@@ -149,9 +217,15 @@ class OwnedStudy:
                 raise ValueError(f"a trial has no {name!r}")
         return None
 
+    def _compare(self, parameter: str, distribution: BaseDistribution) -> None:
+        before = self._distributions.setdefault(parameter, distribution)
+        if before != distribution and self._before is not None and not self.settings.allow_changes:
+            self.space_change = f"parameter {parameter!r} was {before} and is now {distribution}"
+            raise ValueError(self.space_change)
+
     def _report(self, trial: optuna.Trial, value: float, step: int) -> None:
         # A trial that runs again reports its first epochs again; Optuna keeps the first report and warns.
-        if step not in self.study._storage.get_trial(trial._trial_id).intermediate_values:
+        if step not in self.storage.get_trial(trial._trial_id).intermediate_values:
             trial.report(value, step)
 
     def epoch(self, number: int, epoch: int, metrics: dict[str, float]) -> bool:
@@ -159,24 +233,25 @@ class OwnedStudy:
         self.records.metrics(number, epoch, metrics)
         if len(self.settings.metrics) > 1:
             return False
-        trial = self._trials[number]
+        trial = self._running[number].trial
         self._report(trial, metrics[self.settings.metrics[0]], epoch)
         return trial.should_prune()
 
-    def tell(self, number: int, outcome: Outcome, **facts: Any) -> list[int]:
-        """End a trial. Returns the trials whose weights are no longer among the best."""
-        trial = self._trials.pop(number)
+    def tell(self, number: int, attempt: str, outcome: Outcome, **facts: Any) -> list[int]:
+        """End a trial by its present attempt. Returns the trials whose weights are no longer among the best."""
+        running = self._running.pop(number)
+        check_change(running.status, outcome.status)
+        self.end_attempt(attempt, outcome)
         state = OPTUNA_STATE[outcome.status]
         values = list(outcome.values) if state is TrialState.COMPLETE and outcome.values else None
-        self.study.tell(trial, values, state)
+        self.study.tell(running.trial, values, state)
         self.records.trial(number, status=outcome.status.value, error=outcome.error, **facts)
         return self._no_longer_kept(number, outcome)
 
     def _no_longer_kept(self, number: int, outcome: Outcome) -> list[int]:
         if outcome.status is not Status.COMPLETE or outcome.values is None or len(outcome.values) > 1:
             return []
-        sign = -1.0 if self.settings.directions[0] == "maximize" else 1.0
-        self._kept[number] = sign * outcome.values[0]
+        self._kept[number] = self._rank(outcome.values[0])
         ranked = sorted(self._kept, key=lambda n: (self._kept[n], n))
         surplus = ranked[self.settings.keep_weights :]
         for old in surplus:
@@ -185,16 +260,16 @@ class OwnedStudy:
 
     # Records
 
-    def end_attempt(self, attempt: str, outcome: Outcome) -> None:
-        self.records.attempt_ended(attempt, outcome.status.value, outcome.error, outcome.traceback)
-
     def unit(self, unit: Unit, result: UnitResult) -> None:
         self.records.unit(
-            unit.trial,
-            unit.attempt,
-            unit.kind,
-            result.device,
-            result.started,
-            result.seconds,
-            result.peak_bytes,
+            unit.trial, unit.attempt, unit.kind, result.device, result.started, result.seconds, result.peak_bytes
         )
+
+    def late_result(self, unit: Unit, device: str) -> None:
+        self.records.event(unit.trial, "refused", f"a late result of attempt {unit.attempt} ({unit.kind}) on {device}")
+
+    def checkpoint(self, number: int, step: int, size: int, seconds: float) -> None:
+        self.records.checkpoint(number, step, size, seconds)
+
+    def event(self, number: int | None, kind: str, message: str) -> None:
+        self.records.event(number, kind, message)

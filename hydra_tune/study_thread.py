@@ -133,7 +133,7 @@ class StudyThread:
         """Write what has gathered; whoever waits for it learns whether that worked. What failed is tried again."""
         error = None
         try:
-            self.study.storage.flush()
+            self.study.flush()
         except Exception as failed:  # noqa: BLE001 - raised where the write is awaited
             error = failed
             logger.warning("the database could not be written: %s", failed)

@@ -29,6 +29,8 @@ from hydra_tune.weights import save_weights
 # size takes the same memory, and counting would only cost time.
 _MEASURED_STEPS = 2
 
+_POSITION = ("epoch", "batch", "steps", "_loss_sum", "_loss_rows")
+
 
 class Diverged(Exception):
     """The loss is no longer a finite number; raised before the update, so the weights are those of the step before."""
@@ -72,8 +74,11 @@ class Training:
         self.epoch = 0
         self.batch = 0
         self.steps = 0
+        self._measured = 0
         self._tensors = TensorBytes([*self.model.parameters(), *self.model.buffers()])
         self.kept: dict[str, torch.Tensor] | None = None
+        self.history: list[dict[str, float]] = []
+        """The metrics of the epochs so far."""
         self._loss_sum = 0.0
         self._loss_rows = 0
         seed_everything(seed)
@@ -90,7 +95,7 @@ class Training:
         self.model.train()
         self._random.restore(self.device)
         while self.batch < len(self.batches):
-            if self.steps < _MEASURED_STEPS:
+            if self._measured < _MEASURED_STEPS:
                 self._measured_batch()
             else:
                 self._train_batch()
@@ -129,8 +134,10 @@ class Training:
 
     def _measured_batch(self) -> None:
         """One batch with every tensor counted."""
+        before = self.steps
         with self._tensors:
             self._train_batch()
+        self._measured += self.steps - before
 
     def end_epoch(self) -> dict[str, float]:
         """Judge the epoch, step an epoch schedule, and go to the next epoch. Returns every metric by name."""
@@ -143,7 +150,42 @@ class Training:
                 self.scheduler.step()
         self.epoch, self.batch = self.epoch + 1, 0
         self._loss_sum, self._loss_rows = 0.0, 0
+        self.history.append(judged)
         return judged
+
+    def state(self) -> dict[str, Any]:
+        """All that is needed to go on from here in another process, on the same batch."""
+        pending = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        return {
+            "tensors": {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())},
+            "gradients": pending,
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "random": self._random.state(),
+            "position": {name: getattr(self, name) for name in _POSITION},
+            "history": self.history,
+            "kept": self.kept,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state of the same candidate."""
+        own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        saved = state["tensors"]
+        if own.keys() != saved.keys() or any(own[name].shape != saved[name].shape for name in own):
+            raise ValueError("it is of another model")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(saved[name])
+        parameters = dict(self.model.named_parameters())
+        for name, gradient in state["gradients"].items():
+            parameters[name].grad = gradient.to(self.device)
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self._random = RandomState.from_state(state["random"])
+        for name, value in state["position"].items():
+            setattr(self, name, value)
+        self.history, self.kept = state["history"], state["kept"]
 
     def keep_weights(self) -> None:
         """Remember the weights as they are now, for a candidate that keeps its best epoch."""

@@ -67,6 +67,8 @@ class StudySummary:
     seed: int | None
     settings: dict[str, Any]
     spec: dict[str, Any] | None
+    source: str | None = None
+    """What was written where the study's candidates are built."""
 
 
 @dataclass(frozen=True)
@@ -218,13 +220,18 @@ def _summaries(connection: Connection, ids: Iterable[int], has_hydra_tables: boo
     ]
 
 
+def _value_names(objectives: int) -> tuple[str, ...]:
+    """What the values of a study are called that was made by plain Optuna."""
+    return ("value",) if objectives == 1 else tuple(f"value_{i}" for i in range(objectives))
+
+
 def _summary(connection: Connection, study: StudyRow, trials: dict[str, int], row: Row[Any] | None) -> StudySummary:
     best_number, best_value = _best(connection, study)
     return StudySummary(
         name=study.name,
         study_id=study.study_id,
         directions=tuple(direction.name.lower() for direction in study.directions),
-        metrics=tuple(json.loads(row.metrics)) if row else (),
+        metrics=tuple(json.loads(row.metrics)) if row else _value_names(len(study.directions)),
         trials=trials,
         best_value=best_value,
         best_number=best_number,
@@ -232,6 +239,7 @@ def _summary(connection: Connection, study: StudyRow, trials: dict[str, int], ro
         seed=row.seed if row else None,
         settings=json.loads(row.settings) if row else {},
         spec=json.loads(row.spec) if row and row.spec else None,
+        source=row.source if row else None,
     )
 
 

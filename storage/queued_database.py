@@ -22,7 +22,7 @@ from itertools import count
 from typing import Any, Self
 
 from optuna.trial import FrozenTrial
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, Engine, Table, select
 
 from hydra_tune.errors import StorageError
 from hydra_tune.storage.cache import Cache, CachedStudy
@@ -93,6 +93,11 @@ class QueuedDatabase:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def engine(self) -> Engine:
+        """For transactions of one's own, which do not wait in the queue."""
+        return self._engine
 
     @property
     def url(self) -> str:

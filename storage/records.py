@@ -19,6 +19,8 @@ from hydra_tune.storage.queued_database import QueuedDatabase
 from hydra_tune.storage.rows import storable_name
 from hydra_tune.storage.tables import (
     HYDRA_ATTEMPTS,
+    HYDRA_CHECKPOINTS,
+    HYDRA_EVENTS,
     HYDRA_METRICS,
     HYDRA_STUDIES,
     HYDRA_TRIALS,
@@ -38,7 +40,14 @@ class StudyRecords:
         self._storage = storage
         self._study_id = study_id
 
-    def describe(self, seed: int, metrics: list[str], settings: dict[str, Any], spec: dict[str, Any] | None) -> None:
+    def describe(
+        self,
+        seed: int,
+        metrics: list[str],
+        settings: dict[str, Any],
+        spec: dict[str, Any] | None,
+        source: str | None = None,
+    ) -> None:
         """What the study is: with these it can be resumed. Describing it again keeps its first date."""
         self._storage.upsert(
             HYDRA_STUDIES,
@@ -49,6 +58,7 @@ class StudyRecords:
                 "settings": json.dumps(settings),
                 "spec": None if spec is None else json.dumps(spec),
                 "version": _own_version(),
+                "source": None if source is None else _storable(source),
             },
         )
 
@@ -106,6 +116,16 @@ class StudyRecords:
                     "special": None if finite else str(float(value)),
                 },
             )
+
+    def event(self, number: int | None, kind: str, message: str) -> None:
+        """Something worth knowing happened, to a trial or to the study."""
+        row = {"study_id": self._study_id, "number": number, "happened": utc_now(), "kind": kind}
+        self._storage.add(HYDRA_EVENTS, {**row, "message": _storable(message)})
+
+    def checkpoint(self, number: int, step: int, size: int, seconds: float) -> None:
+        """A checkpoint of the trial was written."""
+        row = {"study_id": self._study_id, "number": number, "step": step, "bytes": size, "seconds": seconds}
+        self._storage.upsert(HYDRA_CHECKPOINTS, {**row, "made": utc_now()})
 
     def unit(
         self,

@@ -23,7 +23,7 @@ from hydra_tune.errors import StorageError
 from hydra_tune.storage.database import address, alone_in, explaining, masked, reading, sqlite_path, writing
 
 VERSION_TABLE = "hydra_alembic_version"
-VERSIONS = ("0001",)
+VERSIONS = ("0001", "0002")
 HEAD = VERSIONS[-1]
 
 # Optuna's head as far as it is known here. Another one is not refused: then Optuna itself judges it, slowly.
@@ -65,7 +65,7 @@ def ensure_schema(engine: Engine) -> None:
     with _alone(engine):
         _check_optuna_tables(engine)
         if read_versions(engine).hydra is None:
-            _run_migrations(engine)
+            run_migrations(engine)
             _log.info("made the tables of %s", masked(address(engine)))
 
 
@@ -93,7 +93,7 @@ def upgrade(engine: Engine) -> Path | None:
         with explaining(engine), _optuna_tables(engine, skip_compatibility_check=True) as tables:
             if tables.get_current_version() != tables.get_head_version():
                 tables.upgrade()
-        _run_migrations(engine)
+        run_migrations(engine)
     return backup
 
 
@@ -159,7 +159,8 @@ def _check_optuna_tables(engine: Engine) -> None:
         ) from error
 
 
-def _run_migrations(engine: Engine) -> None:
+def run_migrations(engine: Engine, to: str = "head") -> None:
+    """Run our own steps up to a version, in one transaction."""
     from alembic import command
     from alembic.config import Config
 
@@ -168,7 +169,7 @@ def _run_migrations(engine: Engine) -> None:
     with writing(engine) as connection:
         # One transaction for all steps: a crash leaves the old version or the new one.
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        command.upgrade(config, to)
 
 
 def _back_up(engine: Engine, found: Versions) -> Path | None:

@@ -80,6 +80,7 @@ HYDRA_STUDIES = Table(
     # Python's default rather than a value in the row: describing a study again keeps its first date.
     Column("created", DateTime, nullable=False, default=utc_now),
     Column("version", String(64), nullable=False),
+    Column("source", Text),
 )
 
 HYDRA_TRIALS = Table(
@@ -141,6 +142,42 @@ HYDRA_UNITS = Table(
     Column("seconds", Float(53), nullable=False),
     Column("peak_bytes", BigInteger),
     Index("ix_hydra_units_trial", "study_id", "number"),
+)
+
+HYDRA_LEASES = Table(
+    "hydra_leases",
+    METADATA,
+    _study_column(primary_key=True),
+    Column("holder", String(32), nullable=False),
+    Column("host", String(256), nullable=False),
+    Column("pid", Integer, nullable=False),
+    # With the pid, this tells a process from a later one that got its number.
+    Column("process_started", Float(53), nullable=False),
+    Column("taken", DateTime, nullable=False),
+    Column("renewed", DateTime, nullable=False),
+)
+
+HYDRA_EVENTS = Table(
+    "hydra_events",
+    METADATA,
+    Column("event_id", Integer, primary_key=True),
+    _study_column(),
+    Column("number", Integer),
+    Column("happened", DateTime, nullable=False),
+    Column("kind", String(64), nullable=False),
+    Column("message", Text, nullable=False),
+    Index("ix_hydra_events_study", "study_id", "number"),
+)
+
+HYDRA_CHECKPOINTS = Table(
+    "hydra_checkpoints",
+    METADATA,
+    _study_column(primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("seconds", Float(53), nullable=False),
+    Column("made", DateTime, nullable=False),
 )
 
 

@@ -1,7 +1,9 @@
 """The engine loop: it keeps the ready units of all trials and hands them to workers as slots fall free.
 
 Each worker has a running slot and a next slot, so that it never waits for the coordinator between two units. A worker
-that ends is replaced; its units fail with WorkerLost where they are awaited, and whoever awaits them decides what then.
+that ends is replaced. Its unit fails with WorkerLost where it is awaited, and whoever awaits it decides what then; a
+unit that it had not started goes to another worker. A unit that shows no sign of life until its deadline is hung: its
+worker writes its stacks and is killed, and a result that comes all the same is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from hydra_tune.devices import Device
 from hydra_tune.engine import messages
 from hydra_tune.engine.process import WorkerProcess
 from hydra_tune.engine.scheduler import POLICIES, Policy, Waiting, WorkerView, choose
-from hydra_tune.engine.unit import Role, Unit, UnitFailed, UnitResult
+from hydra_tune.engine.unit import Role, Unit, UnitFailed, UnitHung, UnitResult
 from hydra_tune.errors import HydraTuneError, WorkerLost
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,10 @@ class Observer(Protocol):
 
     def worker_lost(self, device: str, reason: str) -> None: ...
 
+    def late_result(self, unit: Unit, device: str) -> None:
+        """A unit that had been given up for hung ended after all; its result was refused."""
+        ...
+
     def call(self, unit: Unit, name: str, args: tuple[Any, ...], reply: Callable[[Any, Any], None] | None) -> None:
         """User code in `unit` asks something; `reply(value, failure)` may be called from any thread."""
         ...
@@ -54,6 +60,15 @@ class _Job:
     unit: Unit
     future: asyncio.Future[UnitResult]
     arrival: int
+    started: bool = False
+    hung: bool = False
+    alarm: asyncio.TimerHandle | None = None
+
+    def quiet(self) -> None:
+        """No more alarm."""
+        if self.alarm is not None:
+            self.alarm.cancel()
+            self.alarm = None
 
 
 @dataclass
@@ -94,7 +109,7 @@ class Engine:
         self._waiting: dict[int, _Job] = {}
         self._ids = itertools.count()
         self._turn = itertools.count()
-        self._last_turn: dict[int, int] = {}
+        self._last_turn: dict[str, int] = {}
         self._stillborn: dict[str, int] = {}
         self._broken: HydraTuneError | None = None
         self._watchers: set[asyncio.Task[None]] = set()
@@ -127,10 +142,12 @@ class Engine:
         finally:
             self._forget(job)
 
-    def drop(self, attempt: str) -> None:
-        """Free what workers hold for an attempt, at once."""
+    def drop(self, attempt: str, role: Role | None = None) -> None:
+        """Free what workers hold for an attempt, at once; with a `role`, only those of that kind."""
+        if role is None:
+            self._last_turn.pop(attempt, None)
         for worker in self._workers.values():
-            if attempt in worker.resident:
+            if attempt in worker.resident and role in (None, worker.role):
                 worker.resident.discard(attempt)
                 worker.process.send(messages.Drop(attempt))
 
@@ -184,10 +201,14 @@ class Engine:
         logger.warning("%s", reason)
         self.observer.worker_lost(worker.device.name, reason)
         self._replace(worker, reason)
+        for job in worker.jobs.values():
+            job.quiet()
+            if not job.started and not job.future.done():
+                self._waiting[job.id] = job
         for job in [*worker.jobs.values(), *self._waiting.values()]:
-            bound = job.unit.worker == worker.id or job.id in worker.jobs
-            if bound and not job.future.done():
-                job.future.set_exception(self._broken or WorkerLost(reason))
+            bound = job.unit.worker == worker.id or job.started
+            if self._broken is not None or bound:
+                self._fail(job, self._broken or WorkerLost(reason))
         self._dispatch()
 
     def _replace(self, worker: _Worker, reason: str) -> None:
@@ -198,9 +219,31 @@ class Engine:
             return
         tail = " | ".join(list(worker.process.tail)[-3:])
         self._broken = HydraTuneError(f"{reason} before it was ready, {STILLBORN_LIMIT} times; it last said: {tail}")
-        for job in self._waiting.values():
-            if not job.future.done():
-                job.future.set_exception(self._broken)
+
+    def _fail(self, job: _Job, error: Exception) -> None:
+        self._waiting.pop(job.id, None)
+        if not job.future.done():
+            job.future.set_exception(error)
+
+    def _set_alarm(self, worker: _Worker, job: _Job) -> None:
+        job.quiet()
+        if job.unit.deadline is not None:
+            loop = asyncio.get_running_loop()
+            job.alarm = loop.call_later(job.unit.deadline, self._on_alarm, worker, job)
+
+    def _on_alarm(self, worker: _Worker, job: _Job) -> None:
+        job.hung = True
+        ending = asyncio.create_task(self._end_hung(worker, job), name=f"end {worker.device.name}")
+        self._watchers.add(ending)
+        ending.add_done_callback(self._watchers.discard)
+
+    async def _end_hung(self, worker: _Worker, job: _Job) -> None:
+        unit = job.unit
+        logger.warning("trial %d: its %s on %s shows no sign of life", unit.trial, unit.kind, worker.device.name)
+        stacks = await worker.process.dump_stacks()
+        message = f"{unit.kind} on {worker.device.name} showed no sign of life for {unit.deadline:g} s"
+        self._fail(job, UnitHung(message, stacks))
+        worker.process.kill()
 
     # Units
 
@@ -214,7 +257,7 @@ class Engine:
 
     def _hand_out(self, worker: _Worker) -> None:
         waiting = [
-            Waiting(job.unit, job.arrival, self._last_turn.get(job.unit.trial, -1)) for job in self._waiting.values()
+            Waiting(job.unit, job.arrival, self._last_turn.get(job.unit.attempt, -1)) for job in self._waiting.values()
         ]
         unit = choose(waiting, worker.view(), self.policy)
         if unit is None:
@@ -223,7 +266,7 @@ class Engine:
         del self._waiting[job.id]
         worker.jobs[job.id] = job
         worker.resident.add(unit.attempt)
-        self._last_turn[unit.trial] = next(self._turn)
+        self._last_turn[unit.attempt] = next(self._turn)
         worker.process.send(messages.Run(job.id, unit.attempt, unit.work, unit.args))
 
     def _on_message(self, worker: _Worker, message: object) -> None:
@@ -231,8 +274,11 @@ class Engine:
             case messages.Ready():
                 worker.ready = True
             case messages.Started(unit=id) if id in worker.jobs:
+                worker.jobs[id].started = True
+                self._set_alarm(worker, worker.jobs[id])
                 self.observer.unit_started(worker.jobs[id].unit, worker.device.name)
-            case messages.Call() if message.unit in worker.jobs:
+            case messages.Call() if message.unit in worker.jobs and not worker.jobs[message.unit].hung:
+                self._set_alarm(worker, worker.jobs[message.unit])
                 self._on_call(worker, message)
             case messages.Done() if message.unit in worker.jobs:
                 self._on_done(worker, message)
@@ -252,6 +298,10 @@ class Engine:
 
     def _on_done(self, worker: _Worker, done: messages.Done) -> None:
         job = worker.jobs.pop(done.unit)
+        job.quiet()
+        if job.hung:
+            self.observer.late_result(job.unit, worker.device.name)
+            return
         result = UnitResult(done.value, worker.id, worker.device.name, done.started, done.seconds, done.peak_bytes)
         self.observer.unit_ended(job.unit, result)
         if not job.future.done():

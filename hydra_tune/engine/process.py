@@ -15,7 +15,9 @@ from typing import Any
 from hydra_tune.engine.channel import Channel, Closed
 from hydra_tune.engine.messages import Setup
 
-_TAIL_LINES = 20
+_TAIL_LINES = 200
+DUMP_SECONDS = 1.0
+"""How long a hung worker has to write its stacks before it is killed."""
 
 
 class WorkerProcess:
@@ -68,6 +70,13 @@ class WorkerProcess:
     async def closed(self) -> None:
         """Wait until the worker has closed its end, which it does only by ending."""
         await self._closed.wait()
+
+    async def dump_stacks(self) -> str:
+        """What every thread of the worker is doing, as the worker itself writes it; empty where it cannot."""
+        self.tail.clear()
+        self._process.send_signal(signal.SIGUSR1)
+        await asyncio.sleep(DUMP_SECONDS)
+        return "\n".join(self.tail)
 
     def kill(self) -> None:
         if self._process.poll() is None:

@@ -33,6 +33,8 @@ class Unit:
     worker: int | None = None
     remaining: float | None = None
     """Seconds of work that the trial still has, this unit included; None while nothing is measured."""
+    deadline: float | None = None
+    """Seconds without a sign of life, a call of user code or the end, after which the unit counts as hung."""
 
 
 @dataclass(frozen=True)
@@ -71,3 +73,11 @@ class UnitFailed(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(f"{failure.kind}: {failure.message}")
         self.failure = failure
+
+
+class UnitHung(Exception):
+    """Raised where a unit was awaited: it showed no sign of life for too long, and its worker was killed."""
+
+    def __init__(self, message: str, stacks: str) -> None:
+        super().__init__(message)
+        self.stacks = stacks

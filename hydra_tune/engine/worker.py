@@ -8,6 +8,7 @@ runs.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import itertools
 import os
 import queue
@@ -171,6 +172,8 @@ def main(fd: int) -> None:
     die_with_parent()
     # Ctrl-C reaches the whole process group; what it means is the coordinator's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The watchdog asks a hung worker what it is doing; faulthandler answers even when Python code cannot run.
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     channel = Channel(socket.socket(fileno=fd))
     setup: Setup = channel.receive()
     sys.path[:] = setup.sys_path

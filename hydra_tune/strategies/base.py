@@ -1,27 +1,31 @@
 """The contract between the search and a strategy.
 
 A strategy is straight-line async code that awaits units. It does not choose devices and does not catch failures: a unit
-that fails raises where it is awaited, and the search decides whether the trial is tried again. Being pruned raises too,
-from `report`, so that a strategy has nothing to clean up: when its coroutine ends, what it left on devices is dropped.
+that fails raises where it is awaited, and the search decides whether the trial is tried again. Being pruned or
+interrupted raises too, so that a strategy has nothing to clean up: when its coroutine ends, what it left on devices is
+dropped.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra_tune.builds import Blueprint
 from hydra_tune.engine.engine import Engine
-from hydra_tune.engine.unit import Unit, UnitResult
-
-Report = Callable[[int, dict[str, float]], Awaitable[None]]
+from hydra_tune.engine.unit import Role, Unit, UnitResult
+from hydra_tune.training import Progress
 
 
 class Pruned(Exception):
     """Raised by `report`: the pruner has ended the trial."""
+
+
+class Interrupted(Exception):
+    """Raised by `stop_here`: the search ends, and the trial goes on when it is resumed."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Candidacy:
 
 
 @dataclass
-class TrialRun:
+class TrialRun(ABC):
     """One attempt at one trial, as its strategy sees it."""
 
     number: int
@@ -45,33 +49,68 @@ class TrialRun:
     maximize: bool
     weights: Path
     """Where the trained weights go."""
+    checkpoints: Path
+    """Where checkpoints go; those of an earlier attempt are there."""
     engine: Engine
-    report: Report
-    """Call at the end of each epoch with all its metrics; raises when the trial is pruned."""
-    progress: Callable[[Any], None]
-    """Call with each Progress, for the display."""
 
     async def unit(
-        self,
-        kind: str,
-        work: Callable[..., Any],
-        *args: Any,
-        worker: int | None = None,
-        remaining: float | None = None,
+        self, kind: str, work: Callable[..., Any], *args: Any, worker: int | None = None, remaining: float | None = None
     ) -> UnitResult:
         """Await one unit of this trial."""
-        return await self.engine.run(
+        result = await self.engine.run(
             Unit(
                 trial=self.number, attempt=self.attempt, kind=kind, work=work, args=args, worker=worker,
-                remaining=remaining,
+                remaining=remaining, deadline=self.deadline(kind),
             )
         )  # fmt: skip
+        self.measured(kind, result.seconds)
+        return result
+
+    def release_builder(self) -> None:
+        """The candidate has arrived on its device: the builder need not hold it any longer."""
+        self.engine.drop(self.attempt, Role.BUILDER)
 
     def better(self, value: float, than: float | None) -> bool:
         """Whether `value` beats the best so far, in the direction of the search."""
         if than is None:
             return True
         return value > than if self.maximize else value < than
+
+    @abstractmethod
+    def deadline(self, kind: str) -> float | None:
+        """How long a unit of this kind may show no sign of life."""
+
+    @abstractmethod
+    def measured(self, kind: str, seconds: float) -> None:
+        """A unit of this kind took so long."""
+
+    @abstractmethod
+    def progress(self, progress: Progress) -> None:
+        """How far training is, for the display."""
+
+    @abstractmethod
+    async def report(self, epoch: int, metrics: dict[str, float]) -> None:
+        """All metrics of an epoch, at its end; raises Pruned when the trial is to end."""
+
+    @abstractmethod
+    async def restored(self, history: list[dict[str, float]], notes: tuple[str, ...]) -> None:
+        """Training goes on from a checkpoint: the metrics of the epochs before it, and what was amiss with others."""
+
+    @abstractmethod
+    def checkpoint_due(self) -> bool:
+        """Whether it is time for a checkpoint: now and then, and before the search stops."""
+
+    @abstractmethod
+    def checkpoint_made(self, step: int, size: int, seconds: float) -> None:
+        """A checkpoint was written."""
+
+    @abstractmethod
+    def checkpoint_failed(self, reason: str) -> None:
+        """A checkpoint could not be written; the one before it counts."""
+
+    @abstractmethod
+    def stop_here(self) -> None:
+        """Call between units, after a checkpoint that was due; raises Interrupted when the search stops."""
 
 
 class Strategy(ABC):

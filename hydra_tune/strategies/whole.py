@@ -6,12 +6,15 @@ worker where it started; turns cost nothing but the round trip between two slice
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from hydra_tune.builds import Prepared, receive
+from hydra_tune.checkpoint import CheckpointError, Checkpoints
 from hydra_tune.devices import format_bytes
 from hydra_tune.engine.worker import WorkerContext
+from hydra_tune.state_tree import NotStorable
 from hydra_tune.strategies.base import Strategy, TrialRun
 from hydra_tune.training import Progress, Training
 
@@ -38,12 +41,12 @@ class Whole(Strategy):
     summary = "the whole model on one device, several models taking turns"
 
     async def train(self, run: TrialRun) -> None:
-        home = (
-            await run.unit("load", load, run.attempt, run.seed, run.candidacy.parcel, worker=run.candidacy.worker)
-        ).worker
-        best: float | None = None
+        home, loaded = await self._load(run)
         remaining: float | None = None
-        for epoch in range(run.blueprint.epochs):
+        best: float | None = None
+        for metrics in loaded.history:
+            best = metrics[run.metric] if run.better(metrics[run.metric], best) else best
+        for epoch in range(len(loaded.history), run.blueprint.epochs):
             while True:
                 done = await run.unit(
                     "train", train_slice, run.attempt, SLICE_SECONDS, worker=home, remaining=remaining
@@ -53,12 +56,35 @@ class Whole(Strategy):
                 remaining = _remaining_seconds(progress, run.blueprint.epochs, remaining)
                 if progress.epoch_done:
                     break
+                await self._checkpoint(run, home, remaining)
             metrics = (await run.unit("evaluate", end_epoch, run.attempt, worker=home, remaining=remaining)).value
             if run.blueprint.keep == "best" and run.better(metrics[run.metric], best):
                 best = metrics[run.metric]
                 await run.unit("keep", keep_weights, run.attempt, worker=home, remaining=remaining)
             await run.report(epoch, metrics)
+            await self._checkpoint(run, home, remaining)
         await run.unit("save", save, run.attempt, run.weights, worker=home, remaining=0.0)
+
+    async def _load(self, run: TrialRun) -> tuple[int, Loaded]:
+        """Bring the candidate to a device, with the state of an earlier attempt's newest checkpoint."""
+        at, parcel = run.candidacy.worker, run.candidacy.parcel
+        result = await run.unit("load", load, run.attempt, run.seed, parcel, run.checkpoints, worker=at)
+        run.release_builder()
+        loaded: Loaded = result.value
+        await run.restored(loaded.history, loaded.notes)
+        return result.worker, loaded
+
+    async def _checkpoint(self, run: TrialRun, home: int, remaining: float | None) -> None:
+        if run.checkpoint_due():
+            made = await run.unit(
+                "checkpoint", checkpoint, run.attempt, run.checkpoints, worker=home, remaining=remaining
+            )
+            saved: Saved = made.value
+            if saved.failure:
+                run.checkpoint_failed(saved.failure)
+            else:
+                run.checkpoint_made(saved.step, saved.size, saved.seconds)
+        run.stop_here()
 
 
 def _remaining_seconds(progress: Progress, epochs: int, before: float | None) -> float | None:
@@ -72,10 +98,39 @@ def _remaining_seconds(progress: Progress, epochs: int, before: float | None) ->
 # What runs in the worker.
 
 
-def load(context: WorkerContext, attempt: str, seed: int, parcel: bytes | None) -> None:
+@dataclass(frozen=True)
+class Loaded:
+    """Where training starts: the metrics of the epochs behind it, and what was amiss with checkpoints."""
+
+    history: list[dict[str, float]]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was written, or why it was not."""
+
+    step: int
+    size: int
+    seconds: float
+    failure: str = ""
+
+
+def load(context: WorkerContext, attempt: str, seed: int, parcel: bytes | None, checkpoints: Path) -> Loaded:
     """Make the candidate ready to train here, whether it was built here or comes packed from the builder."""
     prepared: Prepared = context.resident[attempt] if parcel is None else receive(parcel)
-    context.resident[attempt] = Training(prepared.candidate, prepared.train, prepared.valid, seed, context.device)
+    training = Training(prepared.candidate, prepared.train, prepared.valid, seed, context.device)
+    context.resident[attempt] = training
+    found = Checkpoints(checkpoints).newest()
+    if found is None or found.state is None:
+        return Loaded([], found.damaged if found else ())
+    try:
+        training.restore(found.state)
+    except (ValueError, KeyError, RuntimeError) as error:
+        # Half restored is worse than new.
+        fresh = f"the checkpoint of step {found.step} cannot be used ({error}); the trial starts again"
+        raise RuntimeError(fresh) from error
+    return Loaded(training.history, found.damaged)
 
 
 def train_slice(context: WorkerContext, attempt: str, seconds: float) -> Progress:
@@ -98,6 +153,18 @@ def keep_weights(context: WorkerContext, attempt: str) -> None:
     """Remember this epoch's weights as the best so far."""
     training: Training = context.resident[attempt]
     training.keep_weights()
+
+
+def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> Saved:
+    """Write all that another process needs to go on from here."""
+    training: Training = context.resident[attempt]
+    began = time.perf_counter()
+    step = training.epoch * len(training.batches) + training.batch
+    try:
+        size = Checkpoints(directory).save(step, training.state())
+    except (CheckpointError, NotStorable) as error:
+        return Saved(step, 0, 0.0, failure=str(error))
+    return Saved(step, size, time.perf_counter() - began)
 
 
 def save(context: WorkerContext, attempt: str, path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from hydra_tune.devices import Device
 from hydra_tune.engine.engine import Engine
-from hydra_tune.engine.unit import Role, Unit, UnitFailed, UnitResult
+from hydra_tune.engine.unit import Role, Unit, UnitFailed, UnitHung, UnitResult
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.errors import HydraTuneError, WorkerLost
 
@@ -78,6 +78,7 @@ class Record:
         self.lines: list[str] = []
         self.lost: list[str] = []
         self.notes: list[Any] = []
+        self.late: list[Unit] = []
 
     def unit_started(self, unit: Unit, device: str) -> None:
         self.started.append((unit, device))
@@ -90,6 +91,9 @@ class Record:
 
     def worker_lost(self, device: str, reason: str) -> None:
         self.lost.append(reason)
+
+    def late_result(self, unit: Unit, device: str) -> None:
+        self.late.append(unit)
 
     def call(self, unit: Unit, name: str, args: tuple[Any, ...], reply: Callable[[Any, Any], None] | None) -> None:
         from hydra_tune.engine.unit import Failure
@@ -180,8 +184,7 @@ def test_a_killed_worker_loses_its_units_and_is_replaced(tmp_path: Path) -> None
             os.kill(home.value, signal.SIGKILL)
             with pytest.raises(WorkerLost, match=r"signal 9, SIGKILL, probably out of host memory"):
                 await stuck
-            with pytest.raises(WorkerLost):
-                await queued
+            assert (await queued).value != home.value, "what had not started goes to the next worker"
             with pytest.raises(WorkerLost, match="is gone"):
                 await running.run(unit(recall, "a0", worker=home.worker))
             fresh = await running.run(unit(pid))
@@ -222,6 +225,39 @@ def test_workers_do_not_outlive_an_engine(tmp_path: Path) -> None:
     assert not [p for p in pids if psutil.pid_exists(p)]
 
 
+def test_a_hung_unit_is_ended_at_its_deadline_with_its_stacks(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with engine(tmp_path, devices=1) as (running, record):
+            with pytest.raises(UnitHung, match=r"no sign of life for 0\.5 s") as caught:
+                await running.run(unit(wait_for, str(tmp_path / "never"), deadline=0.5))
+            assert "in wait_for" in caught.value.stacks
+            assert (await running.run(unit(talk, deadline=60))).value == 42
+            assert not record.late
+
+    asyncio.run(main())
+
+
+def test_a_stopped_worker_is_given_up_and_its_late_result_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with engine(tmp_path, devices=1) as (running, record):
+            worker = (await running.run(unit(pid))).value
+            gate = tmp_path / "gate"
+            stuck = asyncio.create_task(running.run(unit(wait_for, str(gate), trial=5, deadline=1.0)))
+            while not gate.with_name("gate.started").exists():
+                await asyncio.sleep(0.01)
+            os.kill(worker, signal.SIGSTOP)
+            gate.touch()
+            while not any(job.hung for w in running._workers.values() for job in w.jobs.values()):
+                await asyncio.sleep(0.01)
+            os.kill(worker, signal.SIGCONT)  # it finishes the unit, too late
+            with pytest.raises(UnitHung):
+                await stuck
+            assert [late.trial for late in record.late] == [5]
+            assert (await running.run(unit(pid))).value != worker
+
+    asyncio.run(main())
+
+
 def test_a_worker_that_cannot_start_ends_the_engine_with_its_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,9 +265,6 @@ def test_a_worker_that_cannot_start_ends_the_engine_with_its_words(
 
     async def main() -> None:
         async with engine(tmp_path, devices=1) as (running, _):
-            for _ in range(2):
-                with pytest.raises(WorkerLost):
-                    await running.run(unit(pid))
             for _ in range(2):
                 with pytest.raises(HydraTuneError, match="before it was ready, 3 times"):
                     await running.run(unit(pid))

@@ -14,6 +14,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from hydra_tune.cli.app import run
 from hydra_tune.errors import StorageError
 from hydra_tune.storage import HydraStorage, open_storage, schema
 from hydra_tune.storage.database import connect
@@ -88,18 +89,42 @@ def test_importing_the_package_is_cheap():
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_newer_schema_is_refused(sqlite_storage: HydraStorage, read_only: bool):
     set_version(sqlite_storage.url, "9999")
-    with pytest.raises(StorageError, match=r"schema 9999, newer than 0001.*pip install -U hydra-tune"):
+    with pytest.raises(StorageError, match=r"schema 9999, newer than 0002.*pip install -U hydra-tune"):
         open_storage(sqlite_storage.url, read_only)
+
+
+def make_old_database(url: str) -> None:
+    """A database as version 0001 made it, with a study in it."""
+    plain = optuna.storages.RDBStorage(url)
+    optuna.create_study(study_name="old", storage=plain).optimize(lambda trial: trial.suggest_float("x", 0, 1), 3)
+    plain.remove_session()
+    plain.engine.dispose()
+    engine = connect(url)
+    schema.run_migrations(engine, "0001")
+    engine.dispose()
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_an_older_schema_asks_for_migrate(
-    sqlite_storage: HydraStorage, read_only: bool, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(schema, "VERSIONS", ("0001", "0002"))
-    monkeypatch.setattr(schema, "HEAD", "0002")
+def test_an_older_schema_asks_for_migrate(sqlite_url: str, read_only: bool):
+    make_old_database(sqlite_url)
     with pytest.raises(StorageError, match=r"schema 0001, this Hydra Tune needs 0002 \(run `hydra-tune migrate`"):
-        open_storage(sqlite_storage.url, read_only)
+        open_storage(sqlite_url, read_only)
+
+
+def test_migrate_upgrades_an_older_database_with_a_backup(sqlite_url: str, capsys: pytest.CaptureFixture[str]):
+    make_old_database(sqlite_url)
+    assert run(["migrate", "--storage", sqlite_url]) == 0
+    said = capsys.readouterr().out
+    assert "schema 0001 -> 0002" in said
+    (backup,) = Path(sqlite_url.removeprefix("sqlite:///")).parent.glob("*.backup")
+    assert str(backup) in said
+    with open_storage(sqlite_url) as storage:
+        assert storage.get_n_trials(1) == 3
+    engine = connect(f"sqlite:///{backup}")
+    assert schema.read_versions(engine).hydra == "0001"
+    engine.dispose()
+    assert run(["migrate", "--storage", sqlite_url]) == 0
+    assert "is up to date" in capsys.readouterr().out
 
 
 def test_upgrade_refuses_a_newer_schema(sqlite_storage: HydraStorage):

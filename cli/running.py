@@ -1,0 +1,43 @@
+"""What `search` and `resume` share: running a search that is ready, and printing what it found."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from hydra_tune.cli.options import program
+
+if TYPE_CHECKING:
+    from hydra_tune.spec import SearchSpec
+
+
+def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> int:
+    """Run the search; the exit code. `storage` is what the user typed, for the commands that are suggested."""
+    from hydra_tune.cli.tables import leaderboard, print_json, print_table
+    from hydra_tune.coordinator import run_search
+    from hydra_tune.storage.database import masked
+
+    settings = ready.settings
+    name = shlex.quote(settings.study)
+    place = f" --storage {shlex.quote(masked(storage))}" if storage else ""
+    if sys.stderr.isatty() and settings.progress:
+        print(f"if it is interrupted: {program()} resume {name}{place}", file=sys.stderr)
+    try:
+        result = run_search(ready.source, settings, space=ready.space)
+    except KeyboardInterrupt:
+        print(f"interrupted; nothing is lost. Go on with: {program()} resume {name}{place}", file=sys.stderr)
+        return 130
+    try:
+        if as_json:
+            found = {"study": settings.study, "storage": masked(settings.storage), "best": result.best_trial}
+            print_json({**found, "trials": result.trials})
+        else:
+            print_table(leaderboard(result.trials, settings.metrics, settings.directions))
+            typer.echo(f"look closer:   {program()} show {name} {result.best_trial.number}{place}")
+            typer.echo(f"take it home:  {program()} export {name} --to model{place}")
+    finally:
+        result.close()
+    return 0

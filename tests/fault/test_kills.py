@@ -1,0 +1,180 @@
+"""kill -9, SIGINT, SIGTERM, SIGSTOP, hanging user code: nothing is lost, the result is that of an unbroken run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import hydra_tune as ht
+from hydra_tune.storage import open_storage
+from hydra_tune.storage.queries import trial_attempts
+from tests.fault.searches import (
+    COMMON,
+    SPEC,
+    kill_and_reap,
+    run,
+    started,
+    values,
+    wait_for,
+    wait_for_checkpoint,
+    workers_of,
+)  # fmt: skip
+
+SEARCH = ["search", f"{SPEC}:build", *COMMON, "--study", "s"]
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What the search gives when nothing happens to it."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    done = run(*SEARCH, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return values(folder, "s")
+
+
+def intact(folder: Path) -> bool:
+    with closing(sqlite3.connect(folder / "hydra_tune.db")) as connection:
+        answer = connection.execute("PRAGMA integrity_check").fetchone()
+    return bool(answer == ("ok",))
+
+
+def nothing_left(pids: list[int]) -> None:
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids), "the workers' end", 10)
+
+
+def test_a_killed_worker_costs_the_work_since_its_checkpoint(tmp_path: Path, unbroken: list[Any]) -> None:
+    with started(*SEARCH, folder=tmp_path) as search:
+        wait_for_checkpoint(tmp_path)
+        for worker in workers_of(search):
+            worker.kill()
+        _, errors = search.communicate(timeout=150)
+    assert search.returncode == 0, errors
+    assert "was killed (signal 9, SIGKILL, probably out of host memory)" in errors
+    assert values(tmp_path, "s") == unbroken
+    with open_storage(f"sqlite:///{tmp_path}/hydra_tune.db", read_only=True) as storage:
+        attempts = [trial_attempts(storage, "s", number) for number in range(3)]
+    assert max(len(tries) for tries in attempts) == 2
+    assert {tries[0].state for tries in attempts if len(tries) == 2} == {"LOST"}
+    assert not list(tmp_path.glob("hydra_tune_files/*/*.checkpoints"))
+
+
+def test_a_killed_coordinator_is_resumed_to_the_same_result(tmp_path: Path, unbroken: list[Any]) -> None:
+    with started(*SEARCH, folder=tmp_path) as search:
+        wait_for_checkpoint(tmp_path)
+        pids = [worker.pid for worker in workers_of(search)]
+        assert pids
+        kill_and_reap(search)
+    nothing_left(pids)
+    assert intact(tmp_path)
+    resumed = run("resume", "s", folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert values(tmp_path, "s") == unbroken
+    left = [entry for entry in Path("/dev/shm").glob("hydra-tune-*") if str(search.pid) in entry.name]
+    assert not left, "the killed search's files in shared memory"
+    assert not list(tmp_path.glob("hydra_tune_files/*/*.checkpoints"))
+
+
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(tmp_path: Path, unbroken: list[Any]) -> None:
+    with started(*SEARCH, folder=tmp_path) as search:
+        place = wait_for_checkpoint(tmp_path).parent
+        wait_for(lambda: len(list(place.glob("step-*.json"))) > 1 or not place.exists(), "a second checkpoint")
+        kill_and_reap(search)
+    newest = max(place.glob("step-*.safetensors"), key=lambda file: int(file.stem[5:]))
+    data = bytearray(newest.read_bytes())
+    data[-3] ^= 255
+    newest.write_bytes(data)
+    resumed = run("resume", "s", folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert values(tmp_path, "s") == unbroken
+    with closing(sqlite3.connect(tmp_path / "hydra_tune.db")) as connection:
+        notes = [message for (message,) in connection.execute("SELECT message FROM hydra_events")]
+    assert any("is damaged (checksum mismatch)" in note for note in notes)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_checkpoints_and_stops(tmp_path: Path, unbroken: list[Any], sent: int) -> None:
+    with started(*SEARCH, "--checkpoint-seconds", "1000", folder=tmp_path) as search:
+        wait_for(lambda: "train" in units(tmp_path), "training")
+        pids = [worker.pid for worker in workers_of(search)]
+        search.send_signal(sent)
+        _, errors = search.communicate(timeout=60)
+    assert search.returncode == 130
+    assert "hydra-tune resume s" in errors
+    assert list(tmp_path.glob("hydra_tune_files/*/*.checkpoints/*.json")), "the trials were checkpointed"
+    nothing_left(pids)
+    resumed = run("resume", "s", folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert values(tmp_path, "s") == unbroken
+
+
+def units(folder: Path) -> set[str]:
+    if not (folder / "hydra_tune.db").exists():
+        return set()
+    with closing(sqlite3.connect(folder / "hydra_tune.db")) as connection:
+        try:
+            return {kind for (kind,) in connection.execute("SELECT kind FROM hydra_units")}
+        except sqlite3.OperationalError:  # the tables are not there yet
+            return set()
+
+
+def signals_taken(pid: int) -> bool:
+    """Whether no signal waits for delivery any more: the first has been taken, and a second is another one."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return all(int(line.split()[1], 16) == 0 for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd")))
+
+
+def test_two_signals_stop_at_once(tmp_path: Path) -> None:
+    """An objective cannot be asked to stop: one Ctrl-C waits for it, the second does not."""
+    (tmp_path / "long.py").write_text("import time\ndef objective(trial):\n    open('on', 'w')\n    time.sleep(600)\n")
+    with started("search", "long.py:objective", "--trials", "1", "--devices", "1xcpu", folder=tmp_path) as search:
+        wait_for((tmp_path / "on").exists, "the objective")
+        pids = [worker.pid for worker in workers_of(search)]
+        search.send_signal(signal.SIGINT)
+        wait_for(lambda: not search.poll() and signals_taken(search.pid), "the first signal")
+        search.send_signal(signal.SIGINT)
+        search.wait(timeout=10)
+    assert search.returncode in (-signal.SIGINT, 130)
+    nothing_left(pids)
+
+
+def test_user_code_that_hangs_is_ended_with_its_stacks() -> None:
+    def objective(trial: Any) -> float:
+        x = trial.suggest_float("x", 0, 1)
+        while trial.number == 1:
+            pass
+        return x
+
+    result = ht.search(objective, trials=3, devices="2xcpu", deadline=1.0, study="hang", progress=False)
+    states = [record.state for record in result.trials]
+    assert states == ["COMPLETE", "HUNG", "COMPLETE"]
+    assert "showed no sign of life for 1 s" in result.trials[1].error
+    with open_storage("sqlite:///hydra_tune.db", read_only=True) as storage:
+        attempts = trial_attempts(storage, "hang", 1)
+    assert [attempt.state for attempt in attempts] == ["HUNG", "HUNG"]
+    assert "in objective" in attempts[0].traceback
+
+
+def test_a_stopped_worker_loses_its_unit_to_another(tmp_path: Path, unbroken: list[Any]) -> None:
+    with started(*SEARCH, "--deadline", "3", folder=tmp_path) as search:
+        wait_for_checkpoint(tmp_path)
+        os.kill(workers_of(search)[0].pid, signal.SIGSTOP)
+        _, errors = search.communicate(timeout=150)
+    assert search.returncode == 0, errors
+    assert values(tmp_path, "s") == unbroken
+
+
+def test_a_second_coordinator_is_refused_and_named_the_first(tmp_path: Path) -> None:
+    with started(*SEARCH, folder=tmp_path) as search:
+        wait_for_checkpoint(tmp_path)
+        second = run("resume", "s", folder=tmp_path)
+        assert second.returncode == 2
+        assert f"study 's' is being run by process {search.pid} on {os.uname().nodename}" in second.stderr
+        kill_and_reap(search)
+    assert run("resume", "s", "-q", folder=tmp_path).returncode == 0, "a dead holder's lease is free at once"
