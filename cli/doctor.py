@@ -133,7 +133,7 @@ def _orphan_files(url: str, opened: Any, studies: list[Any]) -> list[str]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    from hydra_tune.cli.tables import printable
+    from hydra_tune.errors import printable
 
     for name, value in report.items():
         if name == "devices":

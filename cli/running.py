@@ -37,7 +37,8 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
         else:
             print_table(leaderboard(result.trials, settings.metrics, settings.directions))
             typer.echo(f"look closer:   {program()} show {name} {result.best_trial.number}{place}")
-            typer.echo(f"take it home:  {program()} export {name} --to model{place}")
+            if result.has_weights(result.best_trial.number):
+                typer.echo(f"take it home:  {program()} export {name} --to model{place}")
     finally:
         result.close()
     return 0

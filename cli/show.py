@@ -31,7 +31,8 @@ def show(
 
 
 def _show_study(opened: Any, study: str, as_json: bool) -> None:
-    from hydra_tune.cli.tables import leaderboard, plain, print_json, print_table, printable
+    from hydra_tune.cli.tables import leaderboard, plain, print_json, print_table
+    from hydra_tune.errors import printable
     from hydra_tune.storage.queries import study_summary, trial_records
 
     summary = study_summary(opened, study)
@@ -81,8 +82,8 @@ def _show_trial(opened: Any, study: str, trial: int, as_json: bool) -> None:
 
 def print_trial(record: TrialRecord, metrics: Sequence[str]) -> None:
     """A trial's facts and parameters."""
-    from hydra_tune.cli.tables import printable
     from hydra_tune.devices import format_bytes
+    from hydra_tune.errors import printable
 
     typer.echo(f"trial {record.number}: {record.state}")
     for metric, value in zip(metrics, record.values or [], strict=False):
@@ -128,7 +129,7 @@ def _print_units(units: Sequence[Any]) -> None:
 
 
 def _print_attempts(attempts: Sequence[Any]) -> None:
-    from hydra_tune.cli.tables import printable
+    from hydra_tune.errors import printable
 
     for attempt in attempts:
         if attempt.error or len(attempts) > 1:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hydra_tune.errors import printable
+
 if TYPE_CHECKING:
     from hydra_tune.storage.queries import TrialRecord
 
@@ -113,8 +115,3 @@ def short_params(params: dict[str, Any]) -> str:
 
 def number(value: float | None) -> str:
     return "" if value is None else f"{value:.5g}"
-
-
-def printable(text: str) -> str:
-    """Text from a user's data on a terminal: control characters, such as escape codes, are shown as codes."""
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)

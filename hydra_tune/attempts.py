@@ -17,7 +17,6 @@ from hydra_tune.files import StudyFiles
 from hydra_tune.remote_trial import TrialInfo
 from hydra_tune.retries import Failed, RetryPolicy
 from hydra_tune.settings import SearchSettings
-from hydra_tune.source import Source
 from hydra_tune.states import Outcome, Status
 from hydra_tune.strategies.base import Candidacy, Interrupted, Pruned, Strategy, TrialRun
 from hydra_tune.study import Asked
@@ -63,7 +62,7 @@ class TrialRunner:
     """Runs trials of one search; what it learns from the first ones serves the later ones."""
 
     settings: SearchSettings
-    source: Source
+    source_file: str
     strategy: Strategy
     engine: Engine
     study: StudyThread
@@ -102,7 +101,7 @@ class TrialRunner:
             history.append(Failed(outcome.status, progressed=(facts.checkpoints, facts.trained) != before))
             if outcome.status in (Status.COMPLETE, Status.PRUNED) or not self.retries.again(history):
                 break
-            logger.warning("trial %d: %s (%s), trying again", asked.number, outcome.status, outcome.error)
+            logger.info("trial %d: %s (%s), trying again", asked.number, outcome.status, outcome.error)
             failed = (info.attempt, outcome)
         return await self._tell(asked.number, info.attempt, outcome)
 
@@ -156,7 +155,7 @@ class TrialRunner:
 
     async def _build_unit(self, info: TrialInfo, work: Callable[..., Built], role: Role) -> UnitResult:
         unit = Unit(
-            trial=info.number, attempt=info.attempt, kind="build", work=work, args=(self.source, info), role=role,
+            trial=info.number, attempt=info.attempt, kind="build", work=work, args=(self.source_file, info), role=role,
             deadline=self.deadlines.of("build"),
         )  # fmt: skip
         result = await self.engine.run(unit)
@@ -207,7 +206,7 @@ class _Run(TrialRun):
     async def restored(self, history: list[dict[str, float]], notes: tuple[str, ...]) -> None:
         study = self.runner.study
         for note in notes:
-            logger.warning("trial %d: %s", self.number, note)
+            logger.info("trial %d: %s", self.number, note)
             study.post(study.study.event, self.number, "checkpoint", note)
         for epoch, metrics in enumerate(history):
             await self._record(epoch, metrics)
@@ -229,7 +228,7 @@ class _Run(TrialRun):
 
     def checkpoint_failed(self, reason: str) -> None:
         self._saved = time.monotonic()
-        logger.warning("trial %d: %s", self.number, reason)
+        logger.info("trial %d: %s", self.number, reason)
         study = self.runner.study
         study.post(study.study.event, self.number, "checkpoint", reason)
 
@@ -238,21 +237,11 @@ class _Run(TrialRun):
             raise Interrupted
 
 
-_FAILURE_STATUS = {
-    "TrialPruned": Status.PRUNED,
-    "Diverged": Status.DIVERGED,
-    "OutOfMemory": Status.OUT_OF_MEMORY,
-    "OutOfMemoryError": Status.OUT_OF_MEMORY,
-}
-_PLAIN = ("CandidateError", "SpecError", "InputError", "Diverged", "OutOfMemory")
-"""Errors of ours: their message says all, without the class's name before it and without a traceback."""
-
-
 def outcome_of(failure: Failure) -> Outcome:
     """What a failed unit means for its trial."""
-    status = _FAILURE_STATUS.get(failure.kind, Status.FAILED)
+    status = Status(failure.status) if failure.status else Status.FAILED
     if status is Status.PRUNED:
         return Outcome(status)
-    if failure.kind in _PLAIN:
+    if failure.ours:
         return Outcome(status, error=failure.message)
     return Outcome(status, error=f"{failure.kind}: {failure.message}", traceback=failure.traceback)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -37,13 +37,14 @@ class Batches:
     def __len__(self) -> int:
         return self.count
 
+    def rows_at(self, position: int) -> int:
+        """How many rows batch `position` has: its weight in a mean."""
+        return min(self.size, self.rows - position * self.size)
+
     def fetch(self, epoch: int, position: int) -> tuple[Any, Any]:
         """Batch `position` of `epoch` as (inputs, targets)."""
         rows = self._rows(epoch)[position * self.size : (position + 1) * self.size]
         return fetch_rows(self.data, rows, self.collate)
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return (self.fetch(0, position) for position in range(self.count))
 
     def _rows(self, epoch: int) -> torch.Tensor:
         if not self.shuffle:
@@ -78,14 +79,6 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, tuple | list):
         return model(*inputs)
     return model(inputs)
-
-
-def rows_in(batch: Any) -> int:
-    """How many rows a batch has: the leading size of its first tensor."""
-    if isinstance(batch, torch.Tensor):
-        return int(batch.shape[0]) if batch.ndim else 1
-    parts = list(batch.values()) if isinstance(batch, Mapping) else list(batch)
-    return rows_in(parts[0])
 
 
 def move(batch: Any, device: torch.device) -> Any:

@@ -6,20 +6,22 @@ where it was built, or is packed for another process to train.
 
 from __future__ import annotations
 
-import hashlib
+import functools
+import pickle
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
+import optuna
 import torch
 from torch.utils.data import TensorDataset
 
 from hydra_tune.batches import Batches
-from hydra_tune.candidate import Candidate, Dataset
+from hydra_tune.candidate import Candidate, Dataset, is_dataset
 from hydra_tune.engine.transfer import TensorFiles, pack, unpack
+from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.errors import CandidateError, quoted
 from hydra_tune.remote_trial import RemoteTrial, TrialInfo
@@ -62,9 +64,28 @@ class Prepared:
     valid: Dataset | None
 
 
-def build_here(context: WorkerContext, source: Source, info: TrialInfo) -> Built:
+class PrunedByUser(TrialEnded):
+    """User code raised TrialPruned."""
+
+    status = "PRUNED"
+
+
+def write_source(source: Source, directory: str) -> str:
+    """Put the build function where all workers of a run find it: it may hold data, and travels once, not each time."""
+    path = Path(directory) / "source"
+    path.write_bytes(pickle.dumps(source))
+    return str(path)
+
+
+def read_source(path: str) -> Source:
+    """The source that `write_source` wrote, a moment ago, in the run's own directory."""
+    source: Source = pickle.loads(Path(path).read_bytes())
+    return source
+
+
+def build_here(context: WorkerContext, source_file: str, info: TrialInfo) -> Built:
     """Build on this device: an objective runs to its end, a candidate stays resident."""
-    made = _build(context, source, info)
+    made = _build(context, source_file, info)
     if not isinstance(made, Candidate):
         return Built(values=_objective_values(made, info))
     prepared = _prepare(context, made)
@@ -72,9 +93,9 @@ def build_here(context: WorkerContext, source: Source, info: TrialInfo) -> Built
     return Built(blueprint=_blueprint(prepared))
 
 
-def build_for_device(context: WorkerContext, source: Source, info: TrialInfo) -> Built:
+def build_for_device(context: WorkerContext, source_file: str, info: TrialInfo) -> Built:
     """Build in the builder and pack the candidate for whichever device will train it."""
-    made = _build(context, source, info)
+    made = _build(context, source_file, info)
     if not isinstance(made, Candidate):
         return Built(values=_objective_values(made, info))
     prepared = _prepare(context, made)
@@ -95,12 +116,15 @@ def receive(parcel: bytes) -> Prepared:
     return prepared
 
 
-def _build(context: WorkerContext, source: Source, info: TrialInfo) -> Any:
+def _build(context: WorkerContext, source_file: str, info: TrialInfo) -> Any:
     build: Build | None = context.cache.get("build")
     if build is None:
-        build = context.cache["build"] = source.load()
+        build = context.cache["build"] = read_source(source_file).load()
     seed_everything(info.seed)
-    return build(RemoteTrial(info, context))
+    try:
+        return build(RemoteTrial(info, context))
+    except optuna.TrialPruned as error:
+        raise PrunedByUser from error
 
 
 def _objective_values(made: Any, info: TrialInfo) -> tuple[float, ...]:
@@ -125,12 +149,26 @@ def _prepare(context: WorkerContext, candidate: Candidate) -> Prepared:
 
 def _data(context: WorkerContext, data: Dataset | Callable[[], Dataset]) -> Dataset:
     """The dataset itself; one that a function returns is made once per process and shared by all trials."""
-    if not callable(data):
+    if is_dataset(data):
         return data
-    key = ("data", hashlib.sha256(cloudpickle.dumps(data)).digest())
-    if key not in context.cache:
-        context.cache[key] = data()
-    return context.cache[key]
+    try:
+        key = ("data", _identity(data))
+        return context.cache[key] if key in context.cache else context.cache.setdefault(key, data())
+    except TypeError:  # what it closes over cannot be compared, so nobody knows whether it is the same function
+        return data()
+
+
+def _identity(function: Any) -> Any:
+    """Equal for functions that do the same: a function made anew by each build has the same code and closure."""
+    if isinstance(function, functools.partial):
+        return (_identity(function.func), function.args, tuple(sorted(function.keywords.items())))
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return function
+    cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
+    identity = (code, cells, function.__defaults__)
+    hash(identity)
+    return identity
 
 
 def _check_data(context: WorkerContext, candidate: Candidate, data: Dataset, name: str, *, training: bool) -> None:

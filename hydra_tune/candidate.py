@@ -71,7 +71,7 @@ class Candidate:
             raise _wrong("train", None, "give a dataset of (inputs, targets) or a function that returns one")
         for name in ("train", "valid"):
             data = getattr(self, name)
-            if data is not None and not callable(data) and not _is_dataset(data):
+            if data is not None and not is_dataset(data) and not callable(data):
                 raise _wrong(name, data, "give a dataset with __len__ and __getitem__, or a function that returns one")
 
     def _check_numbers(self) -> None:
@@ -110,7 +110,8 @@ _CALLABLE_HINTS = {
 }
 
 
-def _is_dataset(data: object) -> bool:
+def is_dataset(data: object) -> bool:
+    """Whether it is a map-style dataset rather than a function that returns one."""
     return isinstance(data, Sized) and hasattr(data, "__getitem__") and not isinstance(data, str | bytes)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import signal
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import Any
 import optuna
 
 from hydra_tune.attempts import Ended, TrialRunner
+from hydra_tune.builds import write_source
 from hydra_tune.devices import Device, parse_devices
 from hydra_tune.display import Display, make_display
 from hydra_tune.engine.engine import Engine
@@ -95,7 +97,7 @@ def run_search(
     make_pruner(settings.pruner)
     with run_directory(settings.spill) as directory, make_display(settings, devices) as display:
         whole_search = Search(source, settings, devices, display, directory, space)
-        _in_event_loop(whole_search.run)
+        _in_event_loop(whole_search)
     result = SearchResult(settings.storage, settings.study, load_build or source.load)
     if whole_search.interrupted:
         raise KeyboardInterrupt
@@ -104,21 +106,26 @@ def run_search(
     return result
 
 
-def _in_event_loop(main: Callable[[], Any]) -> None:
-    """Run the coroutine; in a notebook, whose thread has a running loop already, on a thread of its own."""
+def _in_event_loop(search: Search) -> None:
+    """Run the search; in a notebook, whose thread has a running loop already, on a thread of its own."""
     if asyncio._get_running_loop() is None:
-        asyncio.run(main())
-        return
+        asyncio.run(search.run())
+        return None
     done: Future[None] = Future()
 
     def run() -> None:
         try:
-            done.set_result(asyncio.run(main()))
+            done.set_result(asyncio.run(search.run()))
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
             done.set_exception(error)
 
     threading.Thread(target=run, name="hydra-search").start()
-    done.result()
+    while True:
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            # The notebook's own interrupt: the search stops as it would for Ctrl-C, and is waited for.
+            search.interrupt_from_outside()
 
 
 @dataclass
@@ -138,11 +145,20 @@ class Search:
     gave_up: bool = False
 
     async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._announcements: set[asyncio.Task[None]] = set()
+        self._broken: Exception | None = None
         self._deadline = None if self.settings.timeout is None else time.monotonic() + self.settings.timeout
         at_once = min(self.settings.trials, self._concurrency)
-        engine = Engine(self.devices, observer=self, directory=self.directory, expect=at_once)
+        folder = self.source.folder()
+        engine = Engine(
+            self.devices,
+            observer=self,
+            directory=self.directory,
+            python_path=[folder] if folder else [],
+            expect=at_once,
+        )
         thread = StudyThread(lambda: OwnedStudy(self.settings, self.space, self.source))
         with _signals(self._interrupt):
             # The workers import torch while the database is opened.
@@ -150,7 +166,7 @@ class Search:
                 self.study = thread
                 self.runner = TrialRunner(
                     settings=self.settings,
-                    source=self.source,
+                    source_file=write_source(self.source, self.directory),
                     strategy=resolve(self.settings.strategy),
                     engine=engine,
                     study=thread,
@@ -160,13 +176,17 @@ class Search:
                 )
                 await self._run_trials()
                 await asyncio.gather(*self._announcements)
+                if self._broken is not None:
+                    raise self._broken
 
     async def _run_trials(self) -> None:
         owned = self.study.study
-        self.display.search_started(owned.study_id, await self.study.call(owned.finished))
         waiting: list[Asked] = await self.study.call(owned.interrupted)
         finished: int = await self.study.call(owned.finished)
+        self.display.search_started(owned.study_id, finished)
         limit = min(self.settings.trials, trial_limit(owned.sampler) or self.settings.trials)
+        if limit < self.settings.trials:
+            self.display.show(f"the grid has {limit} points: the search ends there")
         running: set[asyncio.Task[None]] = set()
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -209,7 +229,13 @@ class Search:
 
     async def _announce(self, number: int, ended: Ended) -> None:
         """Say how a trial ended once that is on disk; the next trial need not wait for it."""
-        await self.study.on_disk()
+        try:
+            await self.study.on_disk()
+        except Exception as error:  # noqa: BLE001 - raised at the end of the search
+            # Results that cannot be kept are not worth computing.
+            self._broken = self._broken or error
+            self._stop.set()
+            return
         outcome = ended.outcome
         logger.info("trial %d: %s%s", number, outcome.status, f" ({outcome.error})" if outcome.error else "")
         self.display.trial_ended(number, outcome)
@@ -217,24 +243,26 @@ class Search:
 
     def _note(self, outcome: Outcome) -> None:
         """Give up when every trial fails in the same way: the mistake is in the search, not in the trials."""
-        if outcome.status is not Status.FAILED:
+        if outcome.status not in (Status.FAILED, Status.LOST, Status.HUNG):
             self.others += 1
             return
         if not self.failures and outcome.traceback:
             self.display.show(outcome.traceback.rstrip())
         self.failures.append(outcome)
-        same = all(failure.error == self.failures[0].error for failure in self.failures)
+        same = all(_alike(failure) == _alike(self.failures[0]) for failure in self.failures)
         if not self.others and same and len(self.failures) >= SAME_FAILURES:
             self.gave_up = True
 
     def why_nothing_completed(self) -> str:
         """One line for a search that completed nothing."""
         if not self.failures:
-            return (
-                "all trials were pruned, diverged, ran out of memory or out of time; `trials` shows each one's reason"
-            )
+            return "all trials were pruned, diverged or ran out of memory or time; `trials` shows each one's reason"
         times = f"the first {len(self.failures)} trials failed alike" if self.gave_up else "the first failure"
         return f"{times}: {self.failures[0].error}"
+
+    def interrupt_from_outside(self) -> None:
+        """Stop, as for Ctrl-C; from another thread than the search's own."""
+        self._loop.call_soon_threadsafe(self._interrupt)
 
     def _interrupt(self) -> None:
         self.interrupted = True
@@ -263,6 +291,11 @@ class Search:
 
     def call(self, unit: Unit, name: str, args: tuple[Any, ...], reply: Callable[[Any, Any], None] | None) -> None:
         self.study.post(self.study.study.answer, unit.trial, unit.attempt, name, args, then=reply)
+
+
+def _alike(outcome: Outcome) -> tuple[Status, str]:
+    """A failure without its numbers: processes and devices differ where the reason is the same."""
+    return outcome.status, re.sub(r"\d+", "#", outcome.error)
 
 
 class _signals:

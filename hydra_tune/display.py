@@ -14,6 +14,7 @@ from typing import Any
 from hydra_tune.builds import Blueprint
 from hydra_tune.devices import Device, format_bytes
 from hydra_tune.engine.unit import Role, Unit, UnitResult
+from hydra_tune.errors import printable
 from hydra_tune.settings import SearchSettings
 from hydra_tune.states import Outcome, Status
 from hydra_tune.storage.database import masked
@@ -130,7 +131,7 @@ class PlainDisplay(Display):
     """One line for each state change, for logs and pipes."""
 
     def show(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
     def search_started(self, study_id: int, finished: int) -> None:
         super().search_started(study_id, finished)
@@ -182,7 +183,7 @@ class LiveDisplay(Display):
     def show(self, text: str) -> None:
         from rich.text import Text
 
-        self._console.print(Text(text))
+        self._console.print(Text(printable(text)))
 
     def _draw(self) -> Any:
         from rich.console import Group

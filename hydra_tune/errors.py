@@ -61,6 +61,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}? {listing}" if close else listing
 
 
+def printable(text: str) -> str:
+    """Text from elsewhere as a terminal may get it: control characters, such as escape codes, are shown as codes."""
+    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+
+
 def quoted(value: object, limit: int = 60) -> str:
     """`value` as it may stand in a message: printable, on one line, and not too long."""
     text = " ".join("".join(c if c.isprintable() else " " for c in repr(value)).split())

@@ -16,6 +16,8 @@ from hydra_tune.storage import open_storage
 from hydra_tune.storage.queries import study_summary
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from hydra_tune.candidate import Candidate
 
 WEIGHTS, RECORD, PROGRAM = "model.safetensors", "trial.json", "program.pt2"
@@ -48,29 +50,30 @@ def export_trial(storage: str, study: str, to: Path, *, trial: int | None = None
 
 def _write(result: SearchResult, number: int, to: Path) -> Exported:
     weights = result.weights(number)
-    record = result.trials[number]
+    # Before anything is written: weights that do not fit the model that `build` makes are of no use.
+    model = result.model(number) if result.can_build else None
     try:
         to.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(weights, to / WEIGHTS)
     except OSError as error:
         raise InputError(f"{to} cannot be written ({error.strerror})", "give another --to") from error
     exported = Exported(number, [to / WEIGHTS, to / RECORD])
-    facts = {"study": result.study.study_name, **dataclasses.asdict(record)}
+    facts = {"study": result.study.study_name, **dataclasses.asdict(result.trials[number])}
     try:
-        _write_program(result, number, to / PROGRAM)
+        if model is None:
+            raise InputError("the study was started from a Python script, where its build function is")
+        _write_program(result.candidate(number), model.eval(), to / PROGRAM)
         exported.files.append(to / PROGRAM)
-    except Exception as error:  # noqa: BLE001 - user code and torch.export may raise anything; weights are out already
+    except Exception as error:  # noqa: BLE001 - torch.export may raise anything; the weights are out already
         exported.no_program_because = f"{type(error).__name__}: {error}".splitlines()[0]
         facts["no_program_because"] = exported.no_program_because
     (to / RECORD).write_text(json.dumps(facts, indent=2, default=str) + "\n", encoding="utf-8")
     return exported
 
 
-def _write_program(result: SearchResult, number: int, path: Path) -> None:
+def _write_program(candidate: Candidate, model: nn.Module, path: Path) -> None:
     import torch
 
-    candidate = result.candidate(number)
-    model = result.model(number).eval()
     positional, keywords, dynamic = _example(candidate)
     with torch.no_grad():
         program = torch.export.export(model, positional, keywords, dynamic_shapes=dynamic)

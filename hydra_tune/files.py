@@ -5,6 +5,7 @@ Paths are made of numbers, never of names that a user chose.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import sqlalchemy
 
 from hydra_tune.errors import InputError
 from hydra_tune.storage.leases import process_runs
@@ -26,11 +28,12 @@ _RUN = re.compile(r"hydra-tune-(\d+)-(\d+)-.*")
 
 def files_directory(storage_url: str) -> Path:
     """The directory for the files that belong to a database: beside an SQLite file, else in the current folder."""
-    scheme, _, rest = storage_url.partition("///")
-    if scheme.startswith("sqlite") and rest and not rest.startswith(":memory:"):
-        database = Path(rest.partition("?")[0])
-        return database.with_name(f"{database.stem}_files")
-    return Path("hydra_tune_files")
+    url = sqlalchemy.make_url(storage_url)
+    if url.get_backend_name() == "sqlite" and url.database:
+        database = Path(url.database)
+        return database.with_name(f"{database.stem if database.suffix == '.db' else database.name}_files")
+    where = f"{url.host}:{url.port}/{url.database}"
+    return Path("hydra_tune_files") / hashlib.sha256(where.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)

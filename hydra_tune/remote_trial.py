@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,26 +37,39 @@ class RemoteTrial(BaseTrial):
     def __init__(self, info: TrialInfo, context: WorkerContext) -> None:
         self._info = info
         self._context = context
+        self._unit = context.unit
+        """Threads that outlive the unit still speak for this trial, not for the one that runs then."""
         self._params: dict[str, Any] = {}
         self._user_attrs = dict(info.user_attrs)
 
+    def _ask(self, name: str, *args: Any) -> Any:
+        return self._context.ask(self._unit, name, *args)
+
+    def _tell(self, name: str, *args: Any) -> None:
+        self._context.tell(self._unit, name, *args)
+
     def _suggest(self, method: str, name: str, *args: Any, **options: Any) -> Any:
-        value = self._context.ask(method, name, args, options)
+        value = self._ask(method, str(name), args, options)
         self._params[name] = value
         return value
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        return float(self._suggest("suggest_float", name, low, high, step=step, log=log))
+        step = None if step is None else float(step)
+        return float(self._suggest("suggest_float", name, float(low), float(high), step=step, log=bool(log)))
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        return int(self._suggest("suggest_int", name, low, high, step=step, log=log))
+        return int(self._suggest("suggest_int", name, int(low), int(high), step=int(step), log=bool(log)))
 
     def suggest_categorical(  # type: ignore[override]
         self, name: str, choices: Sequence[CategoricalChoiceType]
     ) -> CategoricalChoiceType:
-        return self._suggest("suggest_categorical", name, tuple(choices))  # type: ignore[no-any-return]
+        choices = tuple(choices)
+        for choice in choices:
+            if choice is not None and not isinstance(choice, bool | int | float | str):
+                raise TypeError(f"choices of {name!r} must be None, bool, int, float or str, not {choice!r}")
+        return self._suggest("suggest_categorical", name, choices)  # type: ignore[no-any-return]
 
     def suggest_uniform(self, name: str, low: float, high: float) -> float:
         return self.suggest_float(name, low, high)
@@ -79,17 +93,18 @@ class RemoteTrial(BaseTrial):
             raise TypeError(f"report needs a whole number as step, not {step!r}") from None
         if step < 0:
             raise ValueError(f"report needs a step of at least 0, not {step}")
-        self._context.tell("report", value, step)
+        self._tell("report", value, step)
 
     def should_prune(self) -> bool:
-        return bool(self._context.ask("should_prune"))
+        return bool(self._ask("should_prune"))
 
     def set_user_attr(self, key: str, value: Any) -> None:
-        self._context.tell("set_user_attr", key, value)
+        json.dumps(value)  # the database holds JSON: what is not raises here, as in Optuna
+        self._tell("set_user_attr", str(key), value)
         self._user_attrs[key] = value
 
     def set_constraint(self, key: str, value: float) -> None:
-        self._context.ask("set_constraint", key, value)
+        self._ask("set_constraint", str(key), float(value))
 
     @property
     def params(self) -> dict[str, Any]:
@@ -97,7 +112,7 @@ class RemoteTrial(BaseTrial):
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
-        return self._context.ask("distributions")  # type: ignore[no-any-return]
+        return self._ask("distributions")  # type: ignore[no-any-return]
 
     @property
     def user_attrs(self) -> dict[str, Any]:
@@ -105,7 +120,7 @@ class RemoteTrial(BaseTrial):
 
     @property
     def constraints(self) -> dict[str, float]:
-        return self._context.ask("constraints")  # type: ignore[no-any-return]
+        return self._ask("constraints")  # type: ignore[no-any-return]
 
     @property
     def datetime_start(self) -> datetime.datetime | None:
@@ -114,3 +129,7 @@ class RemoteTrial(BaseTrial):
     @property
     def number(self) -> int:
         return self._info.number
+
+    @property
+    def study(self) -> Any:
+        raise AttributeError("a trial in a worker has no study: it lives in the coordinator; use ht.search's result")

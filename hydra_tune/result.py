@@ -13,7 +13,7 @@ from optuna.trial import FixedTrial, TrialState
 from hydra_tune.candidate import Candidate
 from hydra_tune.errors import InputError
 from hydra_tune.files import StudyFiles
-from hydra_tune.seeds import seed_everything
+from hydra_tune.seeds import RandomState, seed_everything
 from hydra_tune.source import Build
 from hydra_tune.storage import open_storage
 from hydra_tune.storage.queries import TrialRecord, trial_records
@@ -74,6 +74,11 @@ class SearchResult:
         except ValueError as error:
             raise InputError("no trial has completed", "look at trials for the reasons") from error
 
+    @property
+    def can_build(self) -> bool:
+        """Whether the build function is at hand."""
+        return self._load_build is not None
+
     def best_model(self) -> nn.Module:
         """The best trial's model with its trained weights."""
         return self.model(self._best_number())
@@ -92,9 +97,13 @@ class SearchResult:
                 "use the result of ht.search(..., resume=True) there",
             )
         record = self._record(number)
-        if record.seed is not None:
-            seed_everything(record.seed)
-        made = self._load_build()(FixedTrial(record.params, number=number))
+        callers = RandomState.capture()
+        try:
+            if record.seed is not None:
+                seed_everything(record.seed)
+            made = self._load_build()(FixedTrial(record.params, number=number))
+        finally:
+            callers.restore()
         if not isinstance(made, Candidate):
             raise InputError("an objective that returns a number has no model", "return a Candidate from build")
         return made
@@ -109,6 +118,10 @@ class SearchResult:
                 "only the best trials keep theirs; search with a larger keep_weights",
             )
         return path
+
+    def has_weights(self, number: int) -> bool:
+        """Whether a trial's trained weights are on disk."""
+        return StudyFiles.of(self._url, self.study._study_id).weights(number).is_file()
 
     def _record(self, number: int) -> TrialRecord:
         trials = self.trials

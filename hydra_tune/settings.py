@@ -15,49 +15,8 @@ DEFAULT_STORAGE = "sqlite:///hydra_tune.db"
 DIRECTIONS = ("minimize", "maximize")
 LONGEST_NAME = 200
 WEIGHTS_KEPT = 10
-_ADJECTIVES = [
-    "amber",
-    "brave",
-    "calm",
-    "clever",
-    "daring",
-    "eager",
-    "gentle",
-    "happy",
-    "keen",
-    "lively",
-    "mellow",
-    "noble",
-    "proud",
-    "quick",
-    "quiet",
-    "sunny",
-    "swift",
-    "warm",
-    "wise",
-]
-_ANIMALS = [
-    "badger",
-    "crane",
-    "dolphin",
-    "falcon",
-    "finch",
-    "gecko",
-    "heron",
-    "ibex",
-    "jackal",
-    "koala",
-    "lynx",
-    "marten",
-    "newt",
-    "otter",
-    "owl",
-    "puffin",
-    "raven",
-    "seal",
-    "stoat",
-    "tern",
-]
+_ADJECTIVES = "amber brave calm clever daring eager gentle happy keen lively mellow noble proud quick quiet sunny wise"
+_ANIMALS = "badger crane dolphin falcon finch gecko heron ibex koala lynx marten newt otter owl puffin raven seal tern"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,16 +55,18 @@ class SearchSettings:
             _whole("concurrency", self.concurrency, least=1)
         if self.seed is not None:
             _whole("seed", self.seed, least=0)
-            if self.seed >= 2**63:
-                raise SpecError(f"seed cannot be {quoted(self.seed)}", "give a number below 2**63")
+            if self.seed >= 2**32:
+                raise SpecError(f"seed cannot be {quoted(self.seed)}", "give a number below 2**32")
         for name in ("timeout", "deadline", "checkpoint_seconds"):
             value = getattr(self, name)
             if value is not None and (not _is_number(value) or not value > 0):
                 raise SpecError(f"{name} cannot be {quoted(value)}", "give seconds, more than 0")
         check_name("study", self.study)
         self._check_objectives()
-        if self.spill is not None and not Path(self.spill).is_dir():
+        if self.spill is not None and not (isinstance(self.spill, str | Path) and Path(self.spill).is_dir()):
             raise SpecError(f"spill cannot be {quoted(self.spill)}", "give a directory that exists")
+        if not isinstance(self.storage, str):
+            raise SpecError(f"storage cannot be {quoted(self.storage)}", "give a database URL, such as sqlite:///x.db")
 
     def _check_objectives(self) -> None:
         for metric in self.metrics:
@@ -142,8 +103,7 @@ def make_settings(
     **others: Any,
 ) -> SearchSettings:
     """Settings from the arguments of `ht.search`, with names and places filled in."""
-    metrics = (metric,) if isinstance(metric, str) else tuple(metric)
-    directions = (direction,) if isinstance(direction, str) else tuple(direction)
+    metrics, directions = _several("metric", metric), _several("direction", direction)
     if others.get("resume") and study is None:
         raise SpecError("resume needs the name of a study", "give study='its name'")
     return SearchSettings(
@@ -164,7 +124,8 @@ def default_storage() -> str:
 def made_up_name() -> str:
     """A readable name for a study that was given none."""
     chance = random.SystemRandom()
-    return f"{chance.choice(_ADJECTIVES)}-{chance.choice(_ANIMALS)}-{chance.randrange(16**4):04x}"
+    adjective, animal = (chance.choice(words.split()) for words in (_ADJECTIVES, _ANIMALS))
+    return f"{adjective}-{animal}-{chance.randrange(16**4):04x}"
 
 
 def check_name(what: str, name: object) -> None:
@@ -174,6 +135,14 @@ def check_name(what: str, name: object) -> None:
             f"{what} cannot be named {quoted(name)}",
             f"give 1 to {LONGEST_NAME} printable characters on one line",
         )
+
+
+def _several(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list | tuple) and value:
+        return tuple(value)
+    raise SpecError(f"{name} cannot be {quoted(value)}", "give a name, or a list of names for several objectives")
 
 
 def _whole(name: str, value: object, least: int) -> None:

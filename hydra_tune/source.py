@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -34,6 +35,10 @@ class Source(Protocol):
 
     def describe(self) -> dict[str, Any] | None:
         """What finds the function again from the command line, as plain data; None where nothing can."""
+        ...
+
+    def folder(self) -> str | None:
+        """Where modules beside it are found; None where it brings its own."""
         ...
 
     def text(self) -> str | None:
@@ -64,6 +69,9 @@ class PickledSource:
     def describe(self) -> dict[str, Any] | None:
         return None
 
+    def folder(self) -> str | None:
+        return None
+
     def text(self) -> str | None:
         return self.written
 
@@ -77,7 +85,6 @@ class FileSource:
 
     def load(self) -> Build:
         path = Path(self.path)
-        # As when Python runs a script: its folder comes first for its own imports.
         if str(path.parent) not in sys.path:
             sys.path.insert(0, str(path.parent))
         name = f"hydra_tune_spec_{hashlib.sha256(self.path.encode()).hexdigest()[:12]}"
@@ -99,6 +106,9 @@ class FileSource:
     def describe(self) -> dict[str, Any]:
         return {"kind": "file", "path": self.path, "function": self.function}
 
+    def folder(self) -> str | None:
+        return str(Path(self.path).parent)  # as when Python runs a script: its folder comes first
+
     def text(self) -> str | None:
         try:
             return Path(self.path).read_text(encoding="utf-8")
@@ -114,10 +124,21 @@ class ModuleSource:
     function: str
 
     def load(self) -> Build:
-        return _function(importlib.import_module(self.module), self.function, self.module)
+        try:
+            module = importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not self.module.startswith(error.name):
+                raise
+            raise SpecError(
+                f"there is no module {self.module!r}", "start where Python finds it, or give a file"
+            ) from error
+        return _function(module, self.function, self.module)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "module", "module": self.module, "function": self.function}
+
+    def folder(self) -> str | None:
+        return os.getcwd()  # as with python -m
 
     def text(self) -> str | None:
         return None  # finding a module's file may run the code of its package, which the coordinator must not
@@ -142,6 +163,9 @@ class FamilySource:
             "kind": "family", "families": list(self.families), "data": self.data,
             "overrides": self.overrides, "epochs": self.epochs,
         }  # fmt: skip
+
+    def folder(self) -> str | None:
+        return None
 
     def text(self) -> str | None:
         return json.dumps(self.describe(), indent=1, sort_keys=True)

@@ -130,7 +130,11 @@ def _from_families(space: Any, given: Mapping[str, Any], options: dict[str, Any]
         options.setdefault("direction", direction)
     elif "direction" not in options and options["metric"] == metric:
         options["direction"] = direction
-    return SearchSpec(source, make_settings(**options), build.space)
+    settings = make_settings(**options)
+    for name in settings.metrics:
+        if name not in build.metrics:
+            raise SpecError(f"candidates on this data have no metric {name!r}", nearest(name, build.metrics))
+    return SearchSpec(source, settings, build.space)
 
 
 def _beside(text: str, folder: Path) -> str:

@@ -68,7 +68,8 @@ class OwnedStudy:
             self._renewed = time.monotonic()
             self._describe(source)
             self._kept, self._distributions = self._earlier_trials()
-            opened.enter_context(self.storage.batching())
+            self.storage.begin_batching()
+            opened.callback(self.storage.end_batching)
             self._open = opened.pop_all()
 
     def _create_or_load(self, space: Any, source: Source) -> optuna.Study:
@@ -87,13 +88,20 @@ class OwnedStudy:
         if not exists:
             directions = [StudyDirection[direction.upper()] for direction in settings.directions]
             return optuna.create_study(study_name=settings.study, directions=directions, **parts)
-        study = optuna.load_study(study_name=settings.study, **parts)
-        if len(study.directions) != len(settings.directions):
+        self._check_objectives()
+        return optuna.load_study(study_name=settings.study, **parts)
+
+    def _check_objectives(self) -> None:
+        """A study goes on with the objectives it was started with: its values mean nothing under others."""
+        before = self._before
+        assert before is not None
+        was = [f"{direction} {metric}" for direction, metric in zip(before.directions, before.metrics, strict=True)]
+        now = [f"{d} {m}" for d, m in zip(self.settings.directions, self.settings.metrics, strict=True)]
+        if before.settings and was != now:
             raise SpecError(
-                f"study {settings.study!r} has {len(study.directions)} objectives, not {len(settings.directions)}",
-                "resume it with the metrics it was started with",
+                f"study {self.settings.study!r} was started to {', '.join(was)}, not to {', '.join(now)}",
+                "give the same metric and direction, or start another study",
             )
-        return study
 
     def _check_source(self, before: str | None, after: str | None) -> None:
         changed = difference(before, after)
@@ -134,7 +142,7 @@ class OwnedStudy:
             self._renewed = time.monotonic()
 
     def close(self) -> None:
-        self.storage.flush()
+        """Write what is left, and let go of the study."""
         self._open.close()
 
     # Trials

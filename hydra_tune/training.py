@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hydra_tune.batches import Batches, call_model, move, rows_in
+from hydra_tune.batches import Batches, call_model, move
 from hydra_tune.candidate import Candidate, Dataset
 from hydra_tune.engine.memory import TensorBytes
+from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.errors import CandidateError, quoted
 from hydra_tune.seeds import RandomState, seed_everything
 from hydra_tune.weights import save_weights
@@ -32,12 +33,13 @@ _MEASURED_STEPS = 2
 _POSITION = ("epoch", "batch", "steps", "_loss_sum", "_loss_rows")
 
 
-class Diverged(Exception):
+class Diverged(TrialEnded):
     """The loss is no longer a finite number; raised before the update, so the weights are those of the step before."""
 
     def __init__(self, what: str, value: float, step: int) -> None:
         super().__init__(f"{what} became {value} at step {step}")
-        self.data = {"step": step}
+
+    status = "DIVERGED"
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,10 @@ class Training:
         if not math.isfinite(value):
             raise Diverged("the training loss", value, self.steps)
         (loss / candidate.accumulate).backward()  # type: ignore[no-untyped-call]
+        rows = self.batches.rows_at(self.batch)
         self.batch += 1
         if self.batch % candidate.accumulate == 0 or self.batch == len(self.batches):
             self._step()
-        rows = rows_in(inputs)
         self._loss_sum += value * rows
         self._loss_rows += rows
 
@@ -202,16 +204,13 @@ class Training:
         if self.valid is None:
             return {}
         sums: dict[str, float] = {}
-        rows_seen = 0
         with _in_evaluation(self.model, self.device):
-            for batch in self.valid:
-                inputs, targets = move(batch, self.device)
+            for position in range(len(self.valid)):
+                inputs, targets = move(self.valid.fetch(0, position), self.device)
                 outputs = call_model(self.model, inputs)
-                rows = rows_in(inputs)
-                rows_seen += rows
                 for name, value in self._judge(outputs, targets).items():
-                    sums[name] = sums.get(name, 0.0) + value * rows
-        means = {name: total / rows_seen for name, total in sums.items()}
+                    sums[name] = sums.get(name, 0.0) + value * self.valid.rows_at(position)
+        means = {name: total / self.valid.rows for name, total in sums.items()}
         if not math.isfinite(means["loss"]):
             raise Diverged("the validation loss", means["loss"], self.steps)
         return means

@@ -160,6 +160,13 @@ class FamilyBuild:
         """What the data asks for; `default_objective` says how it is judged."""
         return self._loaded.task
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What every candidate is judged by."""
+        from hydra_tune.search_spaces import objectives
+
+        return ("loss", "train_loss", *objectives.metrics(self._loaded))
+
     @cached_property
     def _loaded(self) -> Data:
         from hydra_tune.search_spaces.data import load

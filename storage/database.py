@@ -26,7 +26,7 @@ import sqlalchemy
 from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from hydra_tune.errors import StorageError, quoted
+from hydra_tune.errors import StorageError, printable, quoted
 
 if sys.platform != "win32":
     import fcntl
@@ -71,7 +71,7 @@ def masked(url: str) -> str:
     """`url` with its passwords replaced by ***, whether it is well-formed or not, on one line."""
     text = re.sub(r"://([^:/?#]*):.*@", r"://\1:***@", url, flags=re.DOTALL)
     text = re.sub(r"([?&][^=&]*password=)[^&]*", r"\1***", text, flags=re.IGNORECASE)
-    return quoted(text, limit=200)[1:-1]
+    return " ".join(printable(text).split("\n"))[:200]
 
 
 def address(engine: Engine) -> str:

@@ -46,15 +46,15 @@ class Channel:
             self._read(0)
         return pickle.loads(message)
 
-    def receive_ready(self) -> list[Any]:
-        """All messages that have arrived, without waiting."""
+    def receive_ready(self) -> list[bytes]:
+        """All messages that have arrived, still pickled, without waiting."""
         try:
             self._read(socket.MSG_DONTWAIT)
         except BlockingIOError:
             return []
         messages = []
         while (message := self._take()) is not None:
-            messages.append(pickle.loads(message))
+            messages.append(message)
         return messages
 
     def close(self) -> None:

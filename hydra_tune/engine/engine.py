@@ -15,13 +15,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from hydra_tune.devices import Device
 from hydra_tune.engine import messages
 from hydra_tune.engine.process import WorkerProcess
 from hydra_tune.engine.scheduler import POLICIES, Policy, Waiting, WorkerView, choose
-from hydra_tune.engine.unit import Role, Unit, UnitFailed, UnitHung, UnitResult
+from hydra_tune.engine.unit import Failure, Role, Unit, UnitFailed, UnitHung, UnitResult
 from hydra_tune.errors import HydraTuneError, WorkerLost
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,9 @@ SLOTS = 2
 """One unit that runs and one that waits at the worker."""
 STILLBORN_LIMIT = 3
 """Workers of one device that end before they are ready, one after another, before the engine gives up."""
+
+
+Answer: TypeAlias = Callable[[Any, Failure | None], None]
 
 
 class Observer(Protocol):
@@ -47,7 +50,7 @@ class Observer(Protocol):
         """A unit that had been given up for hung ended after all; its result was refused."""
         ...
 
-    def call(self, unit: Unit, name: str, args: tuple[Any, ...], reply: Callable[[Any, Any], None] | None) -> None:
+    def call(self, unit: Unit, name: str, args: tuple[Any, ...], reply: Answer | None) -> None:
         """User code in `unit` asks something; `reply(value, failure)` may be called from any thread."""
         ...
 
@@ -87,6 +90,17 @@ class _Worker:
         return WorkerView(self.id, self.role, frozenset(self.resident))
 
 
+@dataclass(frozen=True)
+class _Reply:
+    """Answers one call of user code; from any thread."""
+
+    process: WorkerProcess
+    call: int
+
+    def __call__(self, value: Any, failure: Failure | None) -> None:
+        self.process.send(messages.Reply(self.call, value, failure))
+
+
 class Engine:
     """Runs units on a pool of devices; use as `async with Engine(...) as engine`."""
 
@@ -96,6 +110,7 @@ class Engine:
         observer: Observer,
         *,
         directory: str,
+        python_path: Sequence[str] = (),
         expect: int | None = None,
         policy: Policy = POLICIES["fair"],
     ) -> None:
@@ -103,6 +118,7 @@ class Engine:
         self.devices = tuple(devices)
         self.observer = observer
         self.directory = directory
+        self.python_path = (*python_path, *sys.path)
         self.policy = policy
         self._expect = len(self.devices) if expect is None else min(expect, len(self.devices))
         self._workers: dict[int, _Worker] = {}
@@ -164,7 +180,7 @@ class Engine:
         id = next(self._ids)
         setup = messages.Setup(
             worker=id, device=device.name, torch_device=device.torch_device, memory=device.memory,
-            threads=device.threads, directory=self.directory, sys_path=tuple(sys.path), cwd=os.getcwd(),
+            threads=device.threads, directory=self.directory, sys_path=self.python_path, cwd=os.getcwd(),
         )  # fmt: skip
         process = WorkerProcess(
             setup,
@@ -198,7 +214,7 @@ class Engine:
         if self._closing:
             return
         reason = f"worker {worker.device.name} (pid {worker.process.pid}) {how}"
-        logger.warning("%s", reason)
+        logger.info("%s", reason)
         self.observer.worker_lost(worker.device.name, reason)
         self._replace(worker, reason)
         for job in worker.jobs.values():
@@ -239,7 +255,7 @@ class Engine:
 
     async def _end_hung(self, worker: _Worker, job: _Job) -> None:
         unit = job.unit
-        logger.warning("trial %d: its %s on %s shows no sign of life", unit.trial, unit.kind, worker.device.name)
+        logger.info("trial %d: its %s on %s shows no sign of life", unit.trial, unit.kind, worker.device.name)
         stacks = await worker.process.dump_stacks()
         message = f"{unit.kind} on {worker.device.name} showed no sign of life for {unit.deadline:g} s"
         self._fail(job, UnitHung(message, stacks))
@@ -277,8 +293,7 @@ class Engine:
                 worker.jobs[id].started = True
                 self._set_alarm(worker, worker.jobs[id])
                 self.observer.unit_started(worker.jobs[id].unit, worker.device.name)
-            case messages.Call() if message.unit in worker.jobs and not worker.jobs[message.unit].hung:
-                self._set_alarm(worker, worker.jobs[message.unit])
+            case messages.Call():
                 self._on_call(worker, message)
             case messages.Done() if message.unit in worker.jobs:
                 self._on_done(worker, message)
@@ -287,14 +302,15 @@ class Engine:
                 self._dispatch()
 
     def _on_call(self, worker: _Worker, call: messages.Call) -> None:
-        reply: Callable[[Any, Any], None] | None = None
-        if call.call is not None:
-            id = call.call
-
-            def reply(value: Any, failure: Any) -> None:
-                worker.process.send(messages.Reply(id, value, failure))
-
-        self.observer.call(worker.jobs[call.unit].unit, call.name, call.args, reply)
+        job = worker.jobs.get(call.unit)
+        reply = None if call.call is None else _Reply(worker.process, call.call)
+        if job is None or job.hung:
+            # A thread that user code left behind: its trial has ended, or was given up.
+            if reply is not None:
+                reply(None, Failure("ValueError", "the trial has ended", ""))
+            return
+        self._set_alarm(worker, job)
+        self.observer.call(job.unit, call.name, call.args, reply)
 
     def _on_done(self, worker: _Worker, done: messages.Done) -> None:
         job = worker.jobs.pop(done.unit)
@@ -303,10 +319,10 @@ class Engine:
             self.observer.late_result(job.unit, worker.device.name)
             return
         result = UnitResult(done.value, worker.id, worker.device.name, done.started, done.seconds, done.peak_bytes)
-        self.observer.unit_ended(job.unit, result)
         if not job.future.done():
             if done.failure is None:
                 job.future.set_result(result)
             else:
                 job.future.set_exception(UnitFailed(done.failure))
+        self.observer.unit_ended(job.unit, result)
         self._dispatch()

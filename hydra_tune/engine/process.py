@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
+import pickle
+import re
 import signal
 import socket
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hydra_tune.engine.channel import Channel, Closed
 from hydra_tune.engine.messages import Setup
 
+logger = logging.getLogger(__name__)
+
 _TAIL_LINES = 200
+_CHUNK = 1 << 16
+_LONGEST_LINE = 10_000
 DUMP_SECONDS = 1.0
 """How long a hung worker has to write its stacks before it is killed."""
 
@@ -35,6 +44,7 @@ class WorkerProcess:
         self._on_message = on_message
         self._on_line = on_line
         self._text = b""
+        self._unreadable = ""
         self._closed = asyncio.Event()
 
     def start(self) -> None:
@@ -43,10 +53,14 @@ class WorkerProcess:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             environment[name] = str(self.setup.threads)
         environment["PYTHONUNBUFFERED"] = "1"
+        # Not the current folder first on the path, where a user's queue.py would stand in for Python's; the user's own
+        # path comes with the first message.
+        environment["PYTHONSAFEPATH"] = "1"
+        environment["PYTHONPATH"] = str(Path(__file__).parents[2])
         self._process = subprocess.Popen(
             [sys.executable, "-m", "hydra_tune.engine.worker", str(theirs.fileno())],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            pass_fds=[theirs.fileno()], env=environment,
+            pass_fds=[theirs.fileno()], env=environment, start_new_session=True,
         )  # fmt: skip
         theirs.close()
         self.pid = self._process.pid
@@ -55,6 +69,9 @@ class WorkerProcess:
         self._output = self._process.stdout
         os.set_blocking(self._output.fileno(), False)
         loop = asyncio.get_running_loop()
+        # Its end is seen at the process, not at the line: a child that user code forked may hold that open.
+        self._ending = os.pidfd_open(self.pid)
+        loop.add_reader(self._ending, self._on_end)
         loop.add_reader(ours.fileno(), self._read)
         loop.add_reader(self._output.fileno(), self._read_output)
         self.send(self.setup)
@@ -83,11 +100,16 @@ class WorkerProcess:
             self._process.kill()
 
     def reap(self) -> str:
-        """Collect the ended process and say how it ended."""
-        self._process.kill()
+        """Collect the ended process, and end what it left behind; says how it ended."""
         code = self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._read_output()
+        if self._text:
+            self._show(self._text)
         self._release()
+        if self._unreadable:
+            return f"was killed: {self._unreadable}"
         if code >= 0:
             return f"exited with code {code}"
         name = signal.Signals(-code).name
@@ -100,20 +122,44 @@ class WorkerProcess:
             loop.remove_reader(end.fileno())
             end.close()
 
+    def _on_end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._ending)
+        os.close(self._ending)
+        self._read()  # what it said last
+        self._closed.set()
+
     def _read(self) -> None:
         try:
-            for message in self._channel.receive_ready():
-                self._on_message(message)
+            arrived = self._channel.receive_ready()
         except Closed:
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
-            self._closed.set()
+            return
+        for data in arrived:
+            try:
+                self._on_message(pickle.loads(data))
+            except Exception as error:
+                # Whoever waits for an answer to this would wait for ever: better the worker is lost, and said so.
+                logger.exception("a message of worker %s", self.setup.device)
+                self._unreadable = f"it sent what cannot be read ({type(error).__name__}: {error})"
+                self.kill()
+                return
 
     def _read_output(self) -> None:
-        data = self._output.read()
-        if data == b"":
+        """Show what has been printed: at most a chunk a turn, so that a flood of it does not stop everything else."""
+        try:
+            data = os.read(self._output.fileno(), _CHUNK)
+        except BlockingIOError:
+            return
+        if not data:
             asyncio.get_running_loop().remove_reader(self._output.fileno())
-        *lines, self._text = (self._text + (data or b"")).split(b"\n")
+        *lines, self._text = re.split(rb"\r\n|\n|\r", self._text + data)
         for line in lines:
-            text = line.decode(errors="replace").rstrip("\r")
-            self.tail.append(text)
-            self._on_line(text)
+            self._show(line)
+        if len(self._text) > _LONGEST_LINE:
+            self._show(self._text)
+            self._text = b""
+
+    def _show(self, line: bytes) -> None:
+        text = line[:_LONGEST_LINE].decode(errors="replace")
+        self.tail.append(text)
+        self._on_line(text)

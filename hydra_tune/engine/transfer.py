@@ -1,7 +1,7 @@
 """Handing Python objects with large tensors from one process to another through files on shared memory.
 
-The object travels as a pickle over the pipes; each tensor storage in it is written once to a file in the run's
-directory and mapped by whoever receives it. A storage that is handed over again, such as a data set that all trials
+The object travels as a pickle; each tensor storage and each large numpy array in it is written once to a file in the
+run's directory and mapped by whoever receives it. One that is handed over again, such as a data set that all trials
 share, is not written again. The receiver's mapping is private: it may change what it got, and the first write to a page
 copies it.
 """
@@ -13,16 +13,21 @@ import itertools
 import os
 import pickle
 import weakref
+import zlib
 from pathlib import Path
 from typing import Any, cast
 
 import cloudpickle
+import numpy as np
 import torch
 from torch import nn
 
+_LARGE = 1 << 16
+"""Bytes from which a numpy array is worth a file."""
+
 
 class TensorFiles:
-    """The storages that this process has written to files; each file goes when its storage does."""
+    """The buffers that this process has written to files; each file goes when its buffer's owner does."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.directory = directory
@@ -30,15 +35,19 @@ class TensorFiles:
         self._numbers = itertools.count()
         self._written: dict[int, tuple[int, Path]] = {}
 
-    def file_of(self, tensor: torch.Tensor) -> Path:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        version, path = self._written.get(key, (-1, Path()))
-        if version != tensor._version:
+    def file_of(self, owner: Any, key: int, content: np.ndarray[Any, Any]) -> Path:
+        """The file with `content`, the bytes that `owner` holds at the address `key`.
+
+        A buffer that was written before is compared by checksum: user code can change it in ways that nobody notices,
+        and every candidate must get the data that its build saw.
+        """
+        checksum = zlib.crc32(memoryview(content))  # type: ignore[arg-type]
+        before, path = self._written.get(key, (-1, Path()))
+        if before != checksum:
             path = self.directory / f"{self.name}-{next(self._numbers)}"
-            _write(storage, path)
-            self._written[key] = (tensor._version, path)
-            weakref.finalize(storage, self._remove, key, path)
+            content.tofile(path)
+            self._written[key] = (checksum, path)
+            weakref.finalize(owner, self._remove, key, path)
         return path
 
     def _remove(self, key: int, path: Path) -> None:
@@ -53,13 +62,27 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.files = files
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) in (torch.Tensor, nn.Parameter) and obj.device.type == "cpu" and obj.layout is torch.strided:
-            if not obj.is_leaf:
-                obj = obj.detach()
-            path = self.files.file_of(obj) if obj.untyped_storage().nbytes() else None
-            shape = (obj.dtype, obj.storage_offset(), tuple(obj.shape), obj.stride())
-            return _mapped, (str(path) if path else "", *shape, obj.requires_grad, type(obj) is nn.Parameter)
+        if type(obj) in (torch.Tensor, nn.Parameter) and _is_plain(obj):
+            return self._tensor(obj)
+        if type(obj) is np.ndarray and obj.nbytes >= _LARGE and obj.flags.c_contiguous and obj.dtype.kind in "biuf":
+            path = self.files.file_of(obj, obj.ctypes.data, obj.reshape(-1).view(np.uint8))
+            return _mapped_array, (str(path), obj.dtype.str, obj.shape)
         return super().reducer_override(obj)
+
+    def _tensor(self, tensor: torch.Tensor) -> Any:
+        storage = tensor.untyped_storage()
+        path = ""
+        if storage.nbytes():
+            content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            path = str(self.files.file_of(storage, storage._cdata, content))
+        shape = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        return _mapped, (path, *shape, tensor.requires_grad and tensor.is_leaf, type(tensor) is nn.Parameter)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether bytes, shape and strides say all about it; others travel as torch itself pickles them."""
+    special = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or bool(vars(tensor))
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided and not special
 
 
 def pack(obj: object, files: TensorFiles) -> bytes:
@@ -102,7 +125,6 @@ def _mapped(
     return nn.Parameter(tensor, requires_grad=grad) if param else tensor.requires_grad_(grad)
 
 
-def _write(storage: torch.UntypedStorage, path: Path) -> None:
-    view = torch.empty(0, dtype=torch.uint8).set_(storage)
-    with open(path, "wb") as file:
-        view.numpy().tofile(file)
+def _mapped_array(path: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    # Copy on write, as for tensors.
+    return np.memmap(path, dtype=dtype, mode="c", shape=shape).view(np.ndarray)

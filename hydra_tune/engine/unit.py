@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from hydra_tune.errors import HydraTuneError
 
 
 class Role(StrEnum):
@@ -49,6 +51,12 @@ class UnitResult:
     peak_bytes: int | None
 
 
+class TrialEnded(Exception):
+    """Raised by work to end its trial in a way that is no mistake of user code; `status` says which."""
+
+    status = ""
+
+
 @dataclass(frozen=True)
 class Failure:
     """An exception of a unit as plain data: user exceptions need not survive pickling."""
@@ -57,14 +65,22 @@ class Failure:
     """The exception's class name."""
     message: str
     traceback: str
-    data: dict[str, Any] = field(default_factory=dict)
-    """What a failure that belongs to the project says beyond its message, such as the step of a divergence."""
+    status: str = ""
+    """What it makes of the trial, where the exception says so itself."""
+    ours: bool = False
+    """Whether the message says all there is to say, without a class name and a traceback."""
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        text = "".join(traceback.format_exception(error))
-        message = str(error) or type(error).__name__
-        return cls(type(error).__name__, message, text, dict(getattr(error, "data", None) or {}))
+        kind = type(error).__name__
+        status = error.status if isinstance(error, TrialEnded) else ""
+        if kind == "OutOfMemoryError" and type(error).__module__.startswith("torch"):
+            status = "OUT_OF_MEMORY"
+        try:
+            message, text = str(error) or kind, "".join(traceback.format_exception(error))
+        except Exception as broken:  # noqa: BLE001 - even an exception's own text is user code
+            message, text = f"{kind} (its message cannot be shown: {type(broken).__name__})", ""
+        return cls(kind, message, text, status, isinstance(error, TrialEnded | HydraTuneError))
 
 
 class UnitFailed(Exception):

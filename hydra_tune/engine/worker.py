@@ -68,16 +68,16 @@ class WorkerContext:
     def send(self, message: object) -> None:
         self._channel.send(message)
 
-    def tell(self, name: str, *args: Any) -> None:
-        """Say something to the coordinator on behalf of the running unit, without waiting."""
-        self.send(Call(self.unit, None, name, args))
+    def tell(self, unit: int, name: str, *args: Any) -> None:
+        """Say something to the coordinator on behalf of a unit, without waiting."""
+        self.send(Call(unit, None, name, args))
 
-    def ask(self, name: str, *args: Any) -> Any:
-        """Ask the coordinator on behalf of the running unit, and wait for the answer."""
+    def ask(self, unit: int, name: str, *args: Any) -> Any:
+        """Ask the coordinator on behalf of a unit, and wait for the answer."""
         call = next(self._calls)
         answer: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         self._replies[call] = answer
-        self.send(Call(self.unit, call, name, args))
+        self.send(Call(unit, call, name, args))
         reply = answer.get()
         if reply.failure is not None:
             raise _as_exception(reply.failure)
@@ -126,9 +126,11 @@ class Worker:
                 case Drop(attempt):
                     self._drop(attempt)
                 case Run() as run if run.unit in self.withdrawn:
+                    self.withdrawn.discard(run.unit)
                     self.context.send(Withdrawn(run.unit))
                 case Run() as run:
                     self._answer(self._run(run))
+                    self.withdrawn.discard(run.unit)
 
     def _answer(self, done: Done) -> None:
         try:
@@ -147,10 +149,10 @@ class Worker:
         value, failure = None, None
         try:
             value = run.work(context, *run.args)
-        except Exception as error:  # noqa: BLE001 - whatever user code raises is the unit's result
-            failure = Failure.of(error)
         except SystemExit as error:
             failure = Failure("SystemExit", f"user code called sys.exit({error.code!r})", "")
+        except BaseException as error:  # noqa: BLE001 - whatever user code raises is the unit's result
+            failure = Failure.of(error)
         seconds = time.perf_counter() - clock
         peak = accelerator.peak_bytes(context.device) or context.unit_peak_bytes
         return Done(run.unit, value, failure, started, seconds, peak)
@@ -174,7 +176,10 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The watchdog asks a hung worker what it is doing; faulthandler answers even when Python code cannot run.
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-    channel = Channel(socket.socket(fileno=fd))
+    line = socket.socket(fileno=fd)
+    # A process that user code forks must not keep the line open when this one is gone.
+    os.register_at_fork(after_in_child=line.close)
+    channel = Channel(line)
     setup: Setup = channel.receive()
     sys.path[:] = setup.sys_path
     os.chdir(setup.cwd)

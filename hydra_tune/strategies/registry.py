@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,14 +29,20 @@ def resolve(choice: str | Mapping[str, Any]) -> Strategy:
     """The strategy that `choice` names, by a name or a dict of a name and options; `auto` is `whole`."""
     options = dict(choice) if isinstance(choice, Mapping) else {"name": choice}
     name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise SpecError(f"strategy cannot be {quoted(choice)}", "give a name, or name: and options")
     if name == "auto":
         name = Whole.name
     if name not in _STRATEGIES:
         raise SpecError(f"strategy cannot be {quoted(name)}", nearest(str(name), ["auto", *_STRATEGIES]))
-    try:
-        return _STRATEGIES[name](**options)
-    except TypeError as error:
-        raise SpecError(f"strategy {name!r} does not take {quoted(options)}", str(error)) from error
+    taken = [field.name for field in dataclasses.fields(_STRATEGIES[name])]  # type: ignore[arg-type]
+    for option in options:
+        if option not in taken:
+            raise SpecError(
+                f"strategy {name!r} has no option {quoted(option)}",
+                nearest(option, taken) if taken else "it takes none",
+            )
+    return _STRATEGIES[name](**options)
 
 
 register(Whole)

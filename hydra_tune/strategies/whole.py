@@ -13,6 +13,7 @@ from pathlib import Path
 from hydra_tune.builds import Prepared, receive
 from hydra_tune.checkpoint import CheckpointError, Checkpoints
 from hydra_tune.devices import format_bytes
+from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.state_tree import NotStorable
 from hydra_tune.strategies.base import Strategy, TrialRun
@@ -21,15 +22,16 @@ from hydra_tune.training import Progress, Training
 SLICE_SECONDS = 1.0
 
 
-class OutOfMemory(Exception):
+class OutOfMemory(TrialEnded):
     """A trial needs more than its device's budget."""
+
+    status = "OUT_OF_MEMORY"
 
     def __init__(self, needed: int, budget: int, device: str) -> None:
         super().__init__(
             f"the trial needs {format_bytes(needed)} on {device}, whose budget is {format_bytes(budget)} "
             f"(give --device-memory {-(-needed // 2**20)}MiB or more)"
         )
-        self.data = {"needed": needed, "budget": budget}
 
 
 @dataclass(frozen=True)

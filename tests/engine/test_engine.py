@@ -50,12 +50,12 @@ def unpicklable(context: WorkerContext) -> Any:
 
 def talk(context: WorkerContext) -> Any:
     print("hello from the unit")
-    context.tell("note", 1)
-    return context.ask("double", 21)
+    context.tell(context.unit, "note", 1)
+    return context.ask(context.unit, "double", 21)
 
 
 def ask_nonsense(context: WorkerContext) -> Any:
-    return context.ask("nonsense")
+    return context.ask(context.unit, "nonsense")
 
 
 def wait_for(context: WorkerContext, path: str) -> int:

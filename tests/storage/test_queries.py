@@ -85,7 +85,13 @@ def test_studies_of_plain_optuna_are_listed_without_our_tables(sqlite_url: str):
         assert not storage.has_hydra_tables
         (found,) = list_studies(storage)
         assert (found.name, found.trials, found.best_value) == ("plain", {"COMPLETE": 3}, study.best_value)
-        assert (found.created, found.seed, found.settings, found.spec, found.metrics) == (None, None, {}, None, ("value",))
+        assert (found.created, found.seed, found.settings, found.spec, found.metrics) == (
+            None,
+            None,
+            {},
+            None,
+            ("value",),
+        )
         records = trial_records(storage, "plain")
         assert [record.params for record in records] == [trial.params for trial in study.trials]
         assert {record.state for record in records} == {"COMPLETE"}
