@@ -14,7 +14,7 @@ demo: $(STAMP) ## Search a dozen candidates of several families on two CPU devic
 	@$(BIN)/hydra-tune search examples/digits.yaml
 
 test: $(STAMP) ## Run all tests
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 quick: $(STAMP) ## Run the smoke tests (under a minute)
 	@$(BIN)/python -m pytest -q -m smoke

@@ -117,6 +117,41 @@ def burn_seconds(devices: str, trials: int) -> float:
     return max(end for _, end in spans) - min(begin for begin, _ in spans)
 
 
+def reports_per_second(reports: int) -> float:
+    """How many reports of one trial reach the database, durably, in a second."""
+
+    def reporting(trial: Any) -> float:
+        began = time.perf_counter()
+        for step in range(reports):
+            trial.report(float(step), step)
+        trial.should_prune()  # answered when all of them have been taken
+        trial.set_user_attr("rate", reports / (time.perf_counter() - began))
+        return 0.0
+
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        url = f"sqlite:///{folder}/reports.db"
+        result = ht.search(reporting, trials=1, devices="1xcpu", storage=url, progress=False)
+        assert len(result.study.trials[0].intermediate_values) == reports
+        rate = float(result.trials[0].user_attrs["rate"])
+        result.close()
+    return rate
+
+
+def growth(few: int, many: int, measured: int = 200) -> float:
+    """What a trial costs with `many` trials in the study, against `few`."""
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        url = f"sqlite:///{folder}/growth.db"
+        costs = {}
+        for stored in (few, many):
+            for total, resume in ((stored, stored != few), (stored + measured, True)):
+                options: dict[str, Any] = {"study": "g", "storage": url, "sampler": "random", "devices": "2xcpu"}
+                result = ht.search(objective, trials=total, resume=resume, progress=False, **options)
+                ends = sorted(trial.datetime_complete.timestamp() for trial in result.study.trials[-measured:])
+                result.close()
+            costs[stored] = ms_per_trial(ends)
+    return costs[many] / costs[few]
+
+
 def main() -> None:
     options = arguments(__doc__ or "")
     import ray
@@ -146,7 +181,9 @@ def main() -> None:
         "vs_ray_tune": ratios(measured["ray_tune_ms_per_trial"], ours),
         "two_workers_vs_one": ratios(burns["one"], burns["two"]),
     }
-    everything = {**measured, **faster}
+    rates = [reports_per_second(int(20_000 * scale)) for _ in range(rounds)]
+    growths = [growth(int(1000 * scale), int(10_000 * scale)) for _ in range(1 if options.quick else 3)]
+    everything = {**measured, **faster, "reports_per_second": rates, "cost_at_10000_vs_1000_trials": growths}
     finish(
         [(name, spread(values)) for name, values in everything.items()],
         {name: round(statistics.median(values), 3) for name, values in everything.items()},

@@ -23,7 +23,7 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
     settings = ready.settings
     name = shlex.quote(settings.study)
     place = f" --storage {shlex.quote(masked(storage))}" if storage else ""
-    if sys.stderr.isatty() and settings.progress:
+    if settings.progress:
         print(f"if it is interrupted: {program()} resume {name}{place}", file=sys.stderr)
     try:
         result = run_search(ready.source, settings, space=ready.space)

@@ -22,6 +22,7 @@ from hydra_tune.strategies.base import Candidacy, Interrupted, Pruned, Strategy,
 from hydra_tune.study import Asked
 from hydra_tune.study_thread import StudyThread
 from hydra_tune.training import Progress
+from hydra_tune.weights import NoRoom
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +135,8 @@ class TrialRunner:
         except CandidateError as error:
             return Outcome(Status.FAILED, error=str(error))
         except UnitFailed as error:
+            if error.failure.ours and error.failure.kind == NoRoom.__name__:
+                raise NoRoom(error.failure.message) from error
             return outcome_of(error.failure)
         except UnitHung as error:
             return Outcome(Status.HUNG, error=str(error), traceback=error.stacks)

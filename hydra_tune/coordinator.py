@@ -160,7 +160,7 @@ class Search:
             expect=at_once,
         )
         thread = StudyThread(lambda: OwnedStudy(self.settings, self.space, self.source))
-        with _signals(self._interrupt):
+        with _signals(self._interrupt, self.display.restore_terminal):
             # The workers import torch while the database is opened.
             async with engine, thread:
                 self.study = thread
@@ -301,8 +301,9 @@ def _alike(outcome: Outcome) -> tuple[Status, str]:
 class _signals:
     """While active, Ctrl-C and SIGTERM call `stop`; a second one ends the process at once."""
 
-    def __init__(self, stop: Callable[[], None]) -> None:
+    def __init__(self, stop: Callable[[], None], restore_terminal: Callable[[], None]) -> None:
         self._stop = stop
+        self._restore_terminal = restore_terminal
         self._before: dict[int, Any] = {}
         self._stopping = False
 
@@ -318,6 +319,7 @@ class _signals:
 
     def _on_signal(self, number: int, _frame: Any) -> None:
         if self._stopping:
+            self._restore_terminal()
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self._stopping = True

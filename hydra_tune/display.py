@@ -94,6 +94,9 @@ class Display:
     def __exit__(self, *_exc: object) -> None:
         return None
 
+    def restore_terminal(self) -> None:
+        """Leave the terminal as it was, at once: the process is about to end."""
+
     def show(self, text: str) -> None:
         """A line from elsewhere: a worker's print, a traceback, a warning."""
 
@@ -179,6 +182,9 @@ class LiveDisplay(Display):
 
     def __exit__(self, *_exc: object) -> None:
         self._live.stop()
+
+    def restore_terminal(self) -> None:
+        self._console.show_cursor(True)
 
     def show(self, text: str) -> None:
         from rich.text import Text

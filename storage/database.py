@@ -71,7 +71,7 @@ def masked(url: str) -> str:
     """`url` with its passwords replaced by ***, whether it is well-formed or not, on one line."""
     text = re.sub(r"://([^:/?#]*):.*@", r"://\1:***@", url, flags=re.DOTALL)
     text = re.sub(r"([?&][^=&]*password=)[^&]*", r"\1***", text, flags=re.IGNORECASE)
-    return " ".join(printable(text).split("\n"))[:200]
+    return printable(text).replace("\n", "\\n")[:200]
 
 
 def address(engine: Engine) -> str:

@@ -207,3 +207,33 @@ def test_a_budget_too_small_is_said_with_the_bytes_needed() -> None:
     assert result.trials[0].state == "OUT_OF_MEMORY"
     assert "needs" in result.trials[0].error
     assert "3.9 KiB" in result.trials[0].error
+
+
+def test_interrupting_a_notebook_stops_the_search_and_keeps_it_resumable() -> None:
+    """Ctrl-C reaches the thread that waits, not the one that searches."""
+    program = """
+        import asyncio, signal, threading, time, os
+        import hydra_tune as ht
+
+        def objective(trial):
+            open("on", "w")
+            time.sleep(0.3)
+            return trial.suggest_float("x", 0, 1)
+
+        def interrupt():
+            while not os.path.exists("on"):
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        async def cell():
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # as in IPython
+            threading.Thread(target=interrupt).start()
+            try:
+                ht.search(objective, trials=1000, devices="2xcpu", study="n", progress=False)
+            except KeyboardInterrupt:
+                print("interrupted", [t.name for t in threading.enumerate() if "hydra" in t.name])
+
+        asyncio.run(cell())
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "interrupted []\n", done.stderr
