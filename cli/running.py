@@ -23,12 +23,11 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
     settings = ready.settings
     name = shlex.quote(settings.study)
     place = f" --storage {shlex.quote(masked(storage))}" if storage else ""
-    if settings.progress:
-        print(f"if it is interrupted: {program()} resume {name}{place}", file=sys.stderr)
+    resume = f"{program()} resume {name}{place}"
     try:
-        result = run_search(ready.source, settings, space=ready.space)
+        result = run_search(ready.source, settings, space=ready.space, hint=f"if it is interrupted: {resume}")
     except KeyboardInterrupt:
-        print(f"interrupted; nothing is lost. Go on with: {program()} resume {name}{place}", file=sys.stderr)
+        print(f"interrupted; nothing is lost. Go on with: {resume}", file=sys.stderr)
         return 130
     try:
         if as_json:

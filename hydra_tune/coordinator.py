@@ -88,15 +88,16 @@ def run_search(
     *,
     space: Any = None,
     load_build: Callable[[], Build] | None = None,
+    hint: str = "",
 ) -> SearchResult:
-    """Run a search whose settings are already checked."""
+    """Run a search whose settings are already checked; `hint` is shown once it has started."""
     devices = parse_devices(settings.devices, settings.device_memory)
     # What is wrong with these shows before anything is created.
     resolve(settings.strategy)
     make_sampler(settings.sampler, seed=settings.seed or 0, space=space)
     make_pruner(settings.pruner)
     with run_directory(settings.spill) as directory, make_display(settings, devices) as display:
-        whole_search = Search(source, settings, devices, display, directory, space)
+        whole_search = Search(source, settings, devices, display, directory, space, hint)
         _in_event_loop(whole_search)
     result = SearchResult(settings.storage, settings.study, load_build or source.load)
     if whole_search.interrupted:
@@ -138,6 +139,7 @@ class Search:
     display: Display
     directory: str
     space: Any = None
+    hint: str = ""
     interrupted: bool = False
     failures: list[Outcome] = field(default_factory=list)
     others: int = 0
@@ -184,6 +186,8 @@ class Search:
         waiting: list[Asked] = await self.study.call(owned.interrupted)
         finished: int = await self.study.call(owned.finished)
         self.display.search_started(owned.study_id, finished)
+        if self.hint:
+            self.display.show(self.hint)
         limit = min(self.settings.trials, trial_limit(owned.sampler) or self.settings.trials)
         if limit < self.settings.trials:
             self.display.show(f"the grid has {limit} points: the search ends there")
