@@ -21,7 +21,7 @@ def search(
     storage: Storage = None,
     devices: Annotated[str | None, typer.Option(help="auto, 2xcpu, or cuda:0,cuda:1.")] = None,
     device_memory: Annotated[str | None, typer.Option(help="Budget of each device, such as 8GiB.")] = None,
-    spill: Annotated[str | None, typer.Option(help="Directory for what does not fit on devices.")] = None,
+    spill: Annotated[str | None, typer.Option(help="Directory for what processes hand to each other.")] = None,
     strategy: Annotated[str | None, typer.Option(help="How candidates are trained: auto or whole.")] = None,
     sampler: Annotated[str | None, typer.Option(help="tpe, random, cmaes, gp, qmc, grid or nsgaii.")] = None,
     pruner: Annotated[str | None, typer.Option(help="none, median, asha, hyperband or percentile.")] = None,

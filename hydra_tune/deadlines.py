@@ -4,6 +4,8 @@ from __future__ import annotations
 
 LEAST_SECONDS = 120.0
 """No unit is given up earlier, however quick its kind has been: machines pause."""
+LEAST_BUILD_SECONDS = 3600.0
+"""A build is user code from end to end, perhaps a whole objective, and one may well take far longer than another."""
 TIMES_THE_LONGEST = 20.0
 MEASUREMENTS_NEEDED = 3
 
@@ -27,4 +29,5 @@ class Deadlines:
             return self._fixed
         if self._count.get(kind, 0) < MEASUREMENTS_NEEDED:
             return None
-        return max(LEAST_SECONDS, TIMES_THE_LONGEST * self._longest[kind])
+        least = LEAST_BUILD_SECONDS if kind == "build" else LEAST_SECONDS
+        return max(least, TIMES_THE_LONGEST * self._longest[kind])

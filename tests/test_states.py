@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydra_tune.deadlines import LEAST_SECONDS, Deadlines
+from hydra_tune.deadlines import LEAST_BUILD_SECONDS, LEAST_SECONDS, Deadlines
 from hydra_tune.retries import Failed, RetryPolicy
 from hydra_tune.states import CHANGES, ENDS, OPTUNA_STATE, Status, check_change
 
@@ -52,4 +52,7 @@ def test_deadlines_follow_the_longest_measured_time() -> None:
     deadlines.measured("train", 50.0)
     assert deadlines.of("train") == 1000
     assert deadlines.of("build") is None
+    for _ in range(3):
+        deadlines.measured("build", 1.0)
+    assert deadlines.of("build") == LEAST_BUILD_SECONDS
     assert Deadlines(7.0).of("build") == 7.0
