@@ -70,6 +70,7 @@ class TrialRunner:
     files: StudyFiles
     stopping: Callable[[], bool]
     on_progress: Callable[[int, Blueprint, Progress], None]
+    show: Callable[[str], None]
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     facts: dict[int, TrialFacts] = field(default_factory=dict)
     candidates_seen: bool = False
@@ -84,6 +85,9 @@ class TrialRunner:
         """Run one trial to its end; None when it was interrupted. Never raises for what user code does."""
         owned = self.study.study
         facts = self.facts[asked.number] = TrialFacts()
+        if asked.attempts == 0:
+            # What lies there is of another study that had this number.
+            Checkpoints(self.files.checkpoints(asked.number)).remove()
         history: list[Failed] = []
         failed: tuple[str, Outcome] | None = None
         for number in range(asked.attempts + 1, 10**6):
@@ -231,7 +235,7 @@ class _Run(TrialRun):
 
     def checkpoint_failed(self, reason: str) -> None:
         self._saved = time.monotonic()
-        logger.info("trial %d: %s", self.number, reason)
+        self.runner.show(f"trial {self.number} is not checkpointed: {reason}")
         study = self.runner.study
         study.post(study.study.event, self.number, "checkpoint", reason)
 

@@ -1,7 +1,7 @@
 """Checkpoints of one trial on disk: written whole or not at all, checked when read, the last two kept.
 
 A checkpoint is a safetensors file and a JSON file of the same name. The JSON is written last and holds the checksum of
-the other: where it is there and the checksum is right, the checkpoint is whole. Nothing is ever unpickled.
+both: where it is there and the checksum is right, the checkpoint is whole. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Checkpoints:
         """Write the state at `step`; older ones than the last two go. Returns the bytes written."""
         document, tensors = encode(state)
         data = save(tensors)
-        digest = hashlib.sha256(data).hexdigest()
+        digest = _digest(step, document, data)
         facts = {"format": FORMAT, "step": step, "sha256": digest, "bytes": len(data), "state": document}
         text = json.dumps(facts).encode()
         tensors_file, facts_file = self._files(step)
@@ -81,7 +81,8 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Delete them all: the trial has ended."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        if self.directory.exists():
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def _load(self, step: int) -> Any:
         tensors_file, facts_file = self._files(step)
@@ -89,7 +90,7 @@ class Checkpoints:
         if facts["format"] != FORMAT:
             raise ValueError(f"format {facts['format']} is not {FORMAT}")
         data = tensors_file.read_bytes()
-        if hashlib.sha256(data).hexdigest() != facts["sha256"]:
+        if _digest(facts["step"], facts["state"], data) != facts["sha256"]:
             raise ValueError("checksum mismatch")
         return decode(facts["state"], load(data))
 
@@ -103,6 +104,13 @@ class Checkpoints:
         # The JSON first: without it the other file is nothing.
         for file in reversed(self._files(step)):
             file.unlink(missing_ok=True)
+
+
+def _digest(step: int, document: Any, data: bytes) -> str:
+    """Over both halves: the rate and the position in the JSON matter as much as the tensors."""
+    digest = hashlib.sha256(data)
+    digest.update(json.dumps([step, document]).encode())
+    return digest.hexdigest()
 
 
 def _write(path: Path, data: bytes) -> None:

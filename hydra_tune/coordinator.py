@@ -175,6 +175,7 @@ class Search:
                     files=StudyFiles.of(self.settings.storage, thread.study.study_id),
                     stopping=self._stop.is_set,
                     on_progress=self.display.trial_progress,
+                    show=self.display.show,
                 )
                 await self._run_trials()
                 await asyncio.gather(*self._announcements)
@@ -256,6 +257,7 @@ class Search:
         same = all(_alike(failure) == _alike(self.failures[0]) for failure in self.failures)
         if not self.others and same and len(self.failures) >= SAME_FAILURES:
             self.gave_up = True
+            self.display.show(f"giving up: {self.why_nothing_completed()}")
 
     def why_nothing_completed(self) -> str:
         """One line for a search that completed nothing."""
@@ -271,6 +273,7 @@ class Search:
     def _interrupt(self) -> None:
         self.interrupted = True
         self._stop.set()
+        self.display.show("stopping: running trials are checkpointed first; Ctrl-C again stops at once")
 
     # What the engine observes
 

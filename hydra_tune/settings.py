@@ -87,7 +87,7 @@ class SearchSettings:
         return {
             "trials": self.trials, "devices": self.devices, "device_memory": self.device_memory,
             "strategy": dict(self.strategy) if isinstance(self.strategy, Mapping) else self.strategy,
-            "sampler": _label(self.sampler), "pruner": _label(self.pruner), "timeout": self.timeout,
+            "sampler": _label(self.sampler), "pruner": _label(self.pruner),
             "concurrency": self.concurrency, "keep_weights": self.keep_weights, "spill": self.spill,
             "checkpoint_seconds": self.checkpoint_seconds, "deadline": self.deadline,
         }  # fmt: skip

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
@@ -29,7 +30,11 @@ from hydra_tune.storage.leases import RENEW_SECONDS, HeldLease
 from hydra_tune.storage.queries import study_summary, trial_attempts
 from hydra_tune.storage.records import StudyRecords
 
-_SUGGESTIONS = ("suggest_float", "suggest_int", "suggest_categorical")
+_DISTRIBUTIONS: dict[str, Callable[..., BaseDistribution]] = {
+    "suggest_float": FloatDistribution,
+    "suggest_int": IntDistribution,
+    "suggest_categorical": CategoricalDistribution,
+}
 _ALLOW = "resume with allow_changes (--allow-changes) if that is meant"
 
 
@@ -82,7 +87,7 @@ class OwnedStudy:
             self._check_source(self._before.source, source.text())
         recorded = self._before.seed if self._before is not None else None
         self.seed = next(s for s in (settings.seed, recorded, new_study_seed()) if s is not None)
-        self.sampler = make_sampler(settings.sampler, seed=self.seed, space=space)
+        self.sampler = make_sampler(settings.sampler, seed=self._sampler_seed(), space=space)
         parts: dict[str, Any] = {"storage": self.storage, "sampler": self.sampler}
         parts["pruner"] = make_pruner(settings.pruner)
         if not exists:
@@ -90,6 +95,15 @@ class OwnedStudy:
             return optuna.create_study(study_name=settings.study, directions=directions, **parts)
         self._check_objectives()
         return optuna.load_study(study_name=settings.study, **parts)
+
+    def _sampler_seed(self) -> int:
+        """The study's seed; for samplers that draw from one stream, another one for each resumption.
+
+        A stream that started over would propose its first trials again.
+        """
+        stored = sum(self._before.trials.values()) if self._before is not None else 0
+        by_number = self.settings.sampler in ("random", "grid", "qmc")
+        return self.seed if by_number or not stored else trial_seed(self.seed, stored)
 
     def _check_objectives(self) -> None:
         """A study goes on with the objectives it was started with: its values mean nothing under others."""
@@ -136,10 +150,11 @@ class OwnedStudy:
 
     def flush(self) -> None:
         """Write what has gathered, and now and then that this process still runs the study."""
-        self.storage.flush()
         if time.monotonic() - self._renewed > RENEW_SECONDS:
+            # Before the results, and again at each try once it is lost: they are another's to write then.
             self._lease.renew()
             self._renewed = time.monotonic()
+        self.storage.flush()
 
     def close(self) -> None:
         """Write what is left, and let go of the study."""
@@ -203,11 +218,10 @@ class OwnedStudy:
             self.records.event(number, "refused", f"a late {name} of attempt {attempt}")
             raise ValueError(f"trial {number} is no longer run by this attempt")
         trial = running.trial
-        if name in _SUGGESTIONS:
+        if name in _DISTRIBUTIONS:
             parameter, arguments, options = args
-            value = getattr(trial, name)(parameter, *arguments, **options)
-            self._compare(parameter, trial.distributions[parameter])
-            return value
+            self._compare(parameter, _DISTRIBUTIONS[name](*arguments, **options))
+            return getattr(trial, name)(parameter, *arguments, **options)
         match name:
             case "report":
                 self._report(trial, *args)

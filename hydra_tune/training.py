@@ -57,7 +57,7 @@ class Progress:
 
     @property
     def epoch_done(self) -> bool:
-        return self.batch == self.batches
+        return self.batch >= self.batches
 
 
 class Training:
@@ -167,7 +167,16 @@ class Training:
             "position": {name: getattr(self, name) for name in _POSITION},
             "history": self.history,
             "kept": self.kept,
+            "data": self._data_shape(),
+            "extra": {name: module.get_extra_state() for name, module in self._with_extra_state()},
         }
+
+    def _data_shape(self) -> tuple[int, int, int]:
+        return self.batches.rows, self.batches.size, len(self.batches)
+
+    def _with_extra_state(self) -> list[tuple[str, nn.Module]]:
+        plain = nn.Module.get_extra_state
+        return [(name, m) for name, m in self.model.named_modules() if type(m).get_extra_state is not plain]
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state of the same candidate."""
@@ -175,19 +184,33 @@ class Training:
         saved = state["tensors"]
         if own.keys() != saved.keys() or any(own[name].shape != saved[name].shape for name in own):
             raise ValueError("it is of another model")
+        if tuple(state["data"]) != self._data_shape():
+            raise ValueError("it is of other data")
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(saved[name])
         parameters = dict(self.model.named_parameters())
         for name, gradient in state["gradients"].items():
             parameters[name].grad = gradient.to(self.device)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self._restore_optimizer(state["optimizer"])
+        for name, module in self._with_extra_state():
+            module.set_extra_state(state["extra"][name])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self._random = RandomState.from_state(state["random"])
         for name, value in state["position"].items():
             setattr(self, name, value)
         self.history, self.kept = state["history"], state["kept"]
+
+    def _restore_optimizer(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state)
+        # torch casts state to its parameter's type; what was kept in another one is put back as it was.
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for index, saved in state["state"].items():
+            current = self.optimizer.state[parameters[index]]
+            for key, value in saved.items():
+                if isinstance(value, torch.Tensor) and current[key].dtype != value.dtype:
+                    current[key] = value.to(current[key].device)
 
     def keep_weights(self) -> None:
         """Remember the weights as they are now, for a candidate that keeps its best epoch."""
@@ -205,6 +228,8 @@ class Training:
             return {}
         sums: dict[str, float] = {}
         with _in_evaluation(self.model, self.device):
+            # A validation set that draws random numbers draws this trial's, not those of whoever ran before.
+            self._random.restore(self.device)
             for position in range(len(self.valid)):
                 inputs, targets = move(self.valid.fetch(0, position), self.device)
                 outputs = call_model(self.model, inputs)

@@ -81,10 +81,12 @@ class HeldLease:
         }  # fmt: skip
 
     def renew(self) -> None:
-        """Say that this process still runs the study."""
+        """Say that this process still runs the study; a StorageError where another has taken it over."""
         with writing(self._storage.engine) as connection:
             ours = (HYDRA_LEASES.c.study_id == self._study_id) & (HYDRA_LEASES.c.holder == self._holder)
-            connection.execute(update(HYDRA_LEASES).where(ours).values(renewed=utc_now()))
+            renewed = connection.execute(update(HYDRA_LEASES).where(ours).values(renewed=utc_now()))
+        if renewed.rowcount == 0:
+            raise StorageError("another process has taken this study over", "let that one finish, then resume")
 
     def release(self) -> None:
         """Let go of the study."""

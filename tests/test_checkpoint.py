@@ -173,3 +173,61 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
     wrong = Training(other, other.train, other.valid, seed=1, device=torch.device("cpu")).state()
     with pytest.raises(ValueError, match="another model"):
         training.restore(wrong)
+
+
+def test_a_bit_flipped_in_the_json_half_is_noticed(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, {"lr": 0.05, "x": torch.ones(3)})
+    facts = tmp_path / "step-2.json"
+    facts.write_text(facts.read_text().replace("0.05", "0.15"))
+    found = checkpoints.newest()
+    assert found is not None
+    assert (found.step, found.state["lr"]) == (1, 0.05)
+
+
+class Counting(torch.nn.Module):
+    """State that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 3, dtype=torch.float64)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(x)
+
+    def get_extra_state(self) -> int:
+        return self.calls
+
+    def set_extra_state(self, state: int) -> None:
+        self.calls = state
+
+
+def test_extra_state_and_optimizer_state_of_another_type_come_back() -> None:
+    def training() -> Training:
+        torch.manual_seed(0)
+        candidate = small_candidate(model=Counting(), optimizer=partial(torch.optim.NAdam, lr=0.01))
+        return Training(candidate, candidate.train, candidate.valid, seed=1, device=torch.device("cpu"))
+
+    first, second = training(), training()
+    for _ in range(3):
+        first.train_for(0)
+    second.restore(decode(*encode(first.state())))
+    assert second.model.calls == 3
+    for trainings in (first, second):
+        for _ in range(4):
+            trainings.train_for(0)
+    assert torch.equal(first.model.linear.weight, second.model.linear.weight)
+
+
+def test_a_checkpoint_on_other_data_is_refused() -> None:
+    from tests.candidates import rows
+
+    def training(count: int) -> Training:
+        candidate = small_candidate(train=rows(count))
+        return Training(candidate, candidate.train, candidate.valid, seed=1, device=torch.device("cpu"))
+
+    with pytest.raises(ValueError, match="other data"):
+        training(20).restore(training(103).state())

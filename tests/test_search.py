@@ -237,3 +237,41 @@ def test_interrupting_a_notebook_stops_the_search_and_keeps_it_resumable() -> No
         """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
     assert done.stdout == "interrupted []\n", done.stderr
+
+
+def test_tpe_goes_on_after_a_resume_instead_of_starting_over() -> None:
+    def objective(trial: Any) -> float:
+        return trial.suggest_float("x", 0, 1)
+
+    run(objective, trials=3, study="t", seed=1)
+    result = run(objective, trials=6, study="t", resume=True)
+    assert len({record.params["x"] for record in result.trials}) == 6
+
+
+def test_a_random_validation_set_draws_the_trials_own_numbers() -> None:
+    class Noisy(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+            return torch.randn(6, dtype=torch.float64), 0
+
+    def build(trial: Any) -> ht.Candidate:
+        trial.suggest_float("x", 0, 1)
+        return small_candidate(valid=Noisy())
+
+    def values(concurrency: int) -> list[Any]:
+        result = run(build, trials=3, seed=1, sampler="random", concurrency=concurrency)
+        return [record.value for record in result.trials]
+
+    assert values(1) == values(3)
+
+
+def test_checkpoints_of_a_deleted_study_are_not_used() -> None:
+    from hydra_tune.checkpoint import Checkpoints
+
+    left = Checkpoints(Path("hydra_tune_files/study-1/trial-0.checkpoints"))
+    left.save(5, {"nonsense": 1})
+    result = run(build_small, trials=1)
+    assert result.best_trial.state == "COMPLETE"
+    assert not left.directory.exists()

@@ -259,7 +259,7 @@ class Engine:
         stacks = await worker.process.dump_stacks()
         message = f"{unit.kind} on {worker.device.name} showed no sign of life for {unit.deadline:g} s"
         self._fail(job, UnitHung(message, stacks))
-        worker.process.kill()
+        worker.process.kill("it showed no sign of life")
 
     # Units
 

@@ -34,6 +34,8 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _count(self, tensor: torch.Tensor) -> None:
+        if tensor.layout is not torch.strided:
+            return  # sparse tensors have no storage of their own; their parts are counted as they are made
         # Storages are counted, not tensors: views share one, and it lives as long as its last view.
         storage = tensor.untyped_storage()
         key = storage._cdata

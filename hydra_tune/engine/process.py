@@ -44,7 +44,7 @@ class WorkerProcess:
         self._on_message = on_message
         self._on_line = on_line
         self._text = b""
-        self._unreadable = ""
+        self._killed_because = ""
         self._closed = asyncio.Event()
 
     def start(self) -> None:
@@ -95,7 +95,8 @@ class WorkerProcess:
         await asyncio.sleep(DUMP_SECONDS)
         return "\n".join(self.tail)
 
-    def kill(self) -> None:
+    def kill(self, because: str = "") -> None:
+        self._killed_because = self._killed_because or because
         if self._process.poll() is None:
             self._process.kill()
 
@@ -108,8 +109,8 @@ class WorkerProcess:
         if self._text:
             self._show(self._text)
         self._release()
-        if self._unreadable:
-            return f"was killed: {self._unreadable}"
+        if self._killed_because:
+            return f"was killed: {self._killed_because}"
         if code >= 0:
             return f"exited with code {code}"
         name = signal.Signals(-code).name
@@ -140,8 +141,7 @@ class WorkerProcess:
             except Exception as error:
                 # Whoever waits for an answer to this would wait for ever: better the worker is lost, and said so.
                 logger.exception("a message of worker %s", self.setup.device)
-                self._unreadable = f"it sent what cannot be read ({type(error).__name__}: {error})"
-                self.kill()
+                self.kill(f"it sent what cannot be read ({type(error).__name__}: {error})")
                 return
 
     def _read_output(self) -> None:

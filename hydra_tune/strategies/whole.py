@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydra_tune.builds import Prepared, receive
-from hydra_tune.checkpoint import CheckpointError, Checkpoints
+from hydra_tune.checkpoint import Checkpoints
 from hydra_tune.devices import format_bytes
 from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
-from hydra_tune.state_tree import NotStorable
 from hydra_tune.strategies.base import Strategy, TrialRun
 from hydra_tune.training import Progress, Training
 
@@ -32,6 +31,12 @@ class OutOfMemory(TrialEnded):
             f"the trial needs {format_bytes(needed)} on {device}, whose budget is {format_bytes(budget)} "
             f"(give --device-memory {-(-needed // 2**20)}MiB or more)"
         )
+
+
+class Unusable(TrialEnded):
+    """A checkpoint does not fit the candidate: the attempt is lost, and the next one starts afresh."""
+
+    status = "LOST"
 
 
 @dataclass(frozen=True)
@@ -129,9 +134,11 @@ def load(context: WorkerContext, attempt: str, seed: int, parcel: bytes | None, 
     try:
         training.restore(found.state)
     except (ValueError, KeyError, RuntimeError) as error:
-        # Half restored is worse than new.
-        fresh = f"the checkpoint of step {found.step} cannot be used ({error}); the trial starts again"
-        raise RuntimeError(fresh) from error
+        # Half restored is worse than new, and a new one needs another build: the next attempt makes it.
+        Checkpoints(checkpoints).remove()
+        raise Unusable(
+            f"the checkpoint of step {found.step} cannot be used ({error}); the trial starts again"
+        ) from error
     return Loaded(training.history, found.damaged)
 
 
@@ -164,8 +171,8 @@ def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> Saved:
     step = training.epoch * len(training.batches) + training.batch
     try:
         size = Checkpoints(directory).save(step, training.state())
-    except (CheckpointError, NotStorable) as error:
-        return Saved(step, 0, 0.0, failure=str(error))
+    except Exception as error:  # noqa: BLE001 - user code may keep anything in a model; training is worth more
+        return Saved(step, 0, 0.0, failure=str(error) or type(error).__name__)
     return Saved(step, size, time.perf_counter() - began)
 
 
