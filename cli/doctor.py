@@ -117,16 +117,15 @@ def _orphan_files(url: str, opened: Any, studies: list[Any]) -> list[str]:
 
     from optuna.trial import TrialState
 
-    from hydra_tune.files import SHARED_MEMORY, abandoned_directories, files_directory
+    from hydra_tune.files import SHARED_MEMORY, StudyFiles, abandoned_directories, files_directory
 
     known = {f"study-{summary.study_id}": summary.study_id for summary in studies}
     place = files_directory(url)
     orphans = [entry for entry in place.glob("study-*") if entry.name not in known]
-    for name, study_id in known.items():
+    for study_id in known.values():
+        files = StudyFiles.of(url, study_id)
         running = {t.number for t in opened.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,))}
-        for entry in (place / name).glob("trial-*.checkpoints"):
-            if int(entry.stem.removeprefix("trial-")) not in running:
-                orphans.append(entry)
+        orphans += [files.checkpoints(number) for number in files.checkpointed() if number not in running]
     advice = [f"{entry} belongs to nothing any more: delete it" for entry in orphans]
     left = abandoned_directories(Path(SHARED_MEMORY))
     return [*advice, *(f"{entry} was left by a killed search: the next search removes it" for entry in left)]

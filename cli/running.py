@@ -22,7 +22,9 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
 
     settings = ready.settings
     name = shlex.quote(settings.study)
-    place = f" --storage {shlex.quote(masked(storage))}" if storage else ""
+    shown = masked(storage) if storage else ""
+    # A URL with a password is not printed, and one with *** could not be typed.
+    place = "" if not storage else f" --storage {shlex.quote(shown)}" if shown == storage else ' --storage "$URL"'
     resume = f"{program()} resume {name}{place}"
     try:
         result = run_search(ready.source, settings, space=ready.space, hint=f"if it is interrupted: {resume}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from hydra_tune.builds import Blueprint, Built, build_for_device, build_here
@@ -117,6 +117,12 @@ class TrialRunner:
             peak_device_bytes=facts.peak_device_bytes, strategy=self.strategy.name, shards=1, communicated_bytes=0,
         )  # fmt: skip
         return Ended(outcome, facts.trained, surplus)
+
+    def tidy_left_overs(self, going_on: Container[int]) -> None:
+        """Remove checkpoints of trials that ended just before their search was killed."""
+        for number in self.files.checkpointed():
+            if number not in going_on:
+                Checkpoints(self.files.checkpoints(number)).remove()
 
     def tidy(self, number: int, ended: Ended) -> None:
         """Remove the files that an ended trial no longer needs; its end must be on disk by then."""

@@ -186,6 +186,7 @@ class Search:
         owned = self.study.study
         waiting: list[Asked] = await self.study.call(owned.interrupted)
         finished: int = await self.study.call(owned.finished)
+        self.runner.tidy_left_overs({asked.number for asked in waiting})
         self.display.search_started(owned.study_id, finished)
         if self.hint:
             self.display.show(self.hint)

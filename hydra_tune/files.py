@@ -15,15 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import sqlalchemy
 
 from hydra_tune.errors import InputError
-from hydra_tune.storage.leases import process_runs
+from hydra_tune.storage.leases import process_runs, process_start
 
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED_MEMORY = 512 * 2**20
-_RUN = re.compile(r"hydra-tune-(\d+)-(\d+)-.*")
+_RUN = re.compile(r"hydra-tune-run-(\d+)-(\d+)-.*")
 
 
 def files_directory(storage_url: str) -> Path:
@@ -50,6 +49,11 @@ class StudyFiles:
         """A trial's trained weights."""
         return self.directory / f"trial-{number}.safetensors"
 
+    def checkpointed(self) -> list[int]:
+        """The trials that have checkpoints."""
+        names = (entry.name for entry in self.directory.glob("*.checkpoints"))
+        return [int(match[1]) for name in names if (match := re.fullmatch(r"trial-(\d+)\.checkpoints", name))]
+
     def checkpoints(self, number: int) -> Path:
         """The directory of a running trial's checkpoints."""
         return self.directory / f"trial-{number}.checkpoints"
@@ -64,7 +68,7 @@ def run_directory(spill: str | None) -> Iterator[str]:
     place = spill or _roomy_place() or tempfile.gettempdir()
     for abandoned in abandoned_directories(Path(place)):
         shutil.rmtree(abandoned, ignore_errors=True)
-    prefix = f"hydra-tune-{os.getpid()}-{psutil.Process().create_time():.0f}-"
+    prefix = f"hydra-tune-run-{os.getpid()}-{process_start(os.getpid()):.0f}-"
     try:
         directory = tempfile.mkdtemp(prefix=prefix, dir=place)
     except OSError as error:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import psutil
 from sqlalchemy import Connection, delete, insert, select, update
@@ -22,8 +24,6 @@ from hydra_tune.storage.tables import HYDRA_LEASES, utc_now
 
 RENEW_SECONDS = 10.0
 STALE_AFTER = timedelta(seconds=60)
-_SAME_START = 1.0
-"""Two readings of one process's start differ by less, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,37 @@ class Lease:
 
     def held(self) -> bool:
         """Whether somebody still runs the study."""
-        if self.host != socket.gethostname():
+        if self.host != this_host():
             return utc_now() - self.renewed < STALE_AFTER
         return process_runs(self.pid, self.process_started)
 
 
-def process_runs(pid: int, started: float) -> bool:
-    """Whether this very process still runs on this host."""
+def this_host() -> str:
+    """A name for this host, this boot and this container: process numbers mean nothing beyond."""
+    name = socket.gethostname()
+    if sys.platform != "linux":
+        return name
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{name} ({boot[:8]}-{os.stat('/proc/self/ns/pid').st_ino})"
+
+
+def process_start(pid: int) -> float | None:
+    """When a process started, in a measure that does not move with the clock; None where it does not run."""
     try:
         process = psutil.Process(pid)
-        same = abs(process.create_time() - started) < _SAME_START
-        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        if sys.platform != "linux":
+            return float(process.create_time())
+        # Clock ticks since boot: the 22nd field, the 20th after the name, which may hold anything but ends with ")".
+        return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def process_runs(pid: int, started: float) -> bool:
+    """Whether this very process still runs on this host."""
+    return process_start(pid) == started
 
 
 class HeldLease:
@@ -76,8 +94,8 @@ class HeldLease:
 
     def _row(self) -> dict[str, object]:
         return {
-            "study_id": self._study_id, "holder": self._holder, "host": socket.gethostname(), "pid": os.getpid(),
-            "process_started": psutil.Process().create_time(), "renewed": utc_now(),
+            "study_id": self._study_id, "holder": self._holder, "host": this_host(), "pid": os.getpid(),
+            "process_started": process_start(os.getpid()), "renewed": utc_now(),
         }  # fmt: skip
 
     def renew(self) -> None:

@@ -40,7 +40,7 @@ def _open_files() -> set[str]:
 
 
 def _shared_memory() -> set[str]:
-    place, ours = Path("/dev/shm"), f"hydra-tune-{os.getpid()}-"
+    place, ours = Path("/dev/shm"), f"hydra-tune-run-{os.getpid()}-"
     return {entry.name for entry in place.iterdir() if entry.name.startswith(ours)} if place.is_dir() else set()
 
 

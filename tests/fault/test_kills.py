@@ -171,10 +171,16 @@ def test_a_stopped_worker_loses_its_unit_to_another(tmp_path: Path, unbroken: li
 
 
 def test_a_second_coordinator_is_refused_and_named_the_first(tmp_path: Path) -> None:
-    with started(*SEARCH, folder=tmp_path) as search:
-        wait_for_checkpoint(tmp_path)
+    (tmp_path / "gated.py").write_text(
+        "import os, time\ndef objective(trial):\n    open('on', 'w')\n"
+        "    while not os.path.exists('go'):\n        time.sleep(0.05)\n    return trial.suggest_float('x', 0, 1)\n"
+    )
+    flags = ["--trials", "1", "--devices", "1xcpu", "--study", "s"]
+    with started("search", "gated.py:objective", *flags, folder=tmp_path) as search:
+        wait_for((tmp_path / "on").exists, "the objective")
         second = run("resume", "s", folder=tmp_path)
         assert second.returncode == 2
         assert f"study 's' is being run by process {search.pid} on {os.uname().nodename}" in second.stderr
         kill_and_reap(search)
+    (tmp_path / "go").touch()
     assert run("resume", "s", "-q", folder=tmp_path).returncode == 0, "a dead holder's lease is free at once"

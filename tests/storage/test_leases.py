@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 
-import psutil
 import pytest
 from optuna.study import StudyDirection
 from sqlalchemy import update
 
 from hydra_tune.errors import StorageError
 from hydra_tune.storage.database import writing
-from hydra_tune.storage.leases import HeldLease, process_runs, read_leases
+from hydra_tune.storage.leases import HeldLease, process_runs, process_start, read_leases
 from hydra_tune.storage.optuna_storage import HydraStorage
 from hydra_tune.storage.tables import HYDRA_LEASES
 
@@ -62,6 +61,8 @@ def test_a_holder_on_another_host_is_believed_while_it_renews(sqlite_storage: Hy
 
 
 def test_a_process_is_known_by_its_start():
-    started = psutil.Process().create_time()
+    started = process_start(os.getpid())
+    assert started is not None
     assert process_runs(os.getpid(), started)
-    assert not process_runs(os.getpid(), started - 100)
+    assert not process_runs(os.getpid(), started - 1)
+    assert process_start(2**22 - 1) is None
