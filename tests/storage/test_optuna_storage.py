@@ -169,5 +169,6 @@ def test_a_storage_used_after_closing_connects_again(tmp_path: Path):
     storage = open_storage(f"sqlite:///{tmp_path}/studies.db")
     storage.close()
     storage.close()
-    storage.create_new_study(MINIMIZE, "s")
+    study_id = storage.create_new_study(MINIMIZE, "s")
+    assert storage.get_study_id_from_name("s") == study_id
     storage.close()
