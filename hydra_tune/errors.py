@@ -5,6 +5,7 @@
     │   ├── CandidateError   a field of a Candidate
     │   ├── SpecError        a YAML file, a flag, a name
     │   └── StorageError     a database that cannot be used
+    ├── Infeasible           a candidate that no cutting makes fit the devices
     ├── SearchFailed         no trial completed: exit code 1
     └── WorkerLost           a worker process ended while it had work
 
@@ -43,6 +44,20 @@ class SpecError(InputError):
 
 class StorageError(InputError):
     """A database cannot be opened, read or written."""
+
+
+class Infeasible(HydraTuneError):
+    """A candidate cannot be cut into shards that fit: some part of it takes more than a device has."""
+
+    def __init__(
+        self, message: str, hint: str = "", *, node: str = "", needed_bytes: int = 0, smallest_budget: int = 0
+    ) -> None:
+        super().__init__(message, hint)
+        self.node = node
+        """The node that does not fit, or the last one of those that cannot be cut apart."""
+        self.needed_bytes = needed_bytes
+        self.smallest_budget = smallest_budget
+        """The smallest `device_memory` with which the whole model can be trained, in whole MiB."""
 
 
 class SearchFailed(HydraTuneError):

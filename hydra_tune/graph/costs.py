@@ -1,0 +1,153 @@
+"""What the nodes of a captured model cost, and what a shard, a contiguous range of them, takes on a device.
+
+The costs come from one pilot batch; this module only adds them up, and writes and reads them as JSON, since profiles
+are kept on disk. A shard is judged by its backward unit, which holds the most: Hydra's units (arXiv 2110.08633)
+recompute the forward inside the backward, so state, activations, both boundaries and gradients meet there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCost:
+    """One node of a captured model, in execution order, as the pilot batch measured it."""
+
+    name: str
+    forward_seconds: float
+    backward_seconds: float
+    step_seconds: float
+    parameter_bytes: int
+    """Parameters that this node uses first: it owns them."""
+    optimizer_bytes: int
+    """Optimizer state of the parameters that it owns."""
+    buffer_bytes: int
+    largest_parameter_bytes: int
+    """Gradients are consumed parameter by parameter, so only the largest counts."""
+    activation_bytes: int
+    """Saved by its forward for its backward."""
+    forward_peak_bytes: int
+    """What its forward takes for a moment, beyond the saved activations."""
+    backward_peak_bytes: int
+    """What its backward takes for a moment."""
+    boundary_bytes: int
+    """All values that cross a cut right after this node, residual links too."""
+    cut_allowed: bool = True
+    """Whether a cut right after this node is possible."""
+    preferred: bool = False
+    """The user named this as a split point."""
+    tied: Mapping[str, int] = field(default_factory=dict)
+    """Parameters that an earlier node owns and this one uses too: name to bytes."""
+    shared: Mapping[str, int] = field(default_factory=dict)
+    """Parameters that this node owns and later ones have in `tied`: where owner and user are in one shard, it is there
+    once. A tied parameter that no node lists here counts as owned by another shard."""
+
+    @property
+    def seconds(self) -> float:
+        return self.forward_seconds + self.backward_seconds + self.step_seconds
+
+
+def as_json(nodes: Iterable[NodeCost]) -> str:
+    """The costs as one JSON text."""
+    return json.dumps([dataclasses.asdict(node) for node in nodes])
+
+
+def from_json(text: str) -> tuple[NodeCost, ...]:
+    """The costs that `as_json` wrote. Raises ValueError for any other text, such as that of another version."""
+    rows: Any = json.loads(text)
+    try:
+        return tuple(NodeCost(**row) for row in rows)
+    except TypeError as error:
+        raise ValueError(f"these are no costs of nodes: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardCost:
+    """What the nodes `start` to `stop` (exclusive) take as one shard."""
+
+    start: int
+    stop: int
+    forward_seconds: float
+    backward_seconds: float
+    """Without recomputing the forward."""
+    step_seconds: float
+    parameter_bytes: int
+    optimizer_bytes: int
+    buffer_bytes: int
+    tied_bytes: int
+    """Parameters of other shards that this one uses: copies, never written by it."""
+    activation_bytes: int
+    in_bytes: int
+    """What comes in over the cut before it; the batch, for the first shard."""
+    out_bytes: int
+    boundary_gradient_bytes: int
+    """Gradients of what comes in and goes out; a batch has none."""
+    gradient_bytes: int
+    forward_working_bytes: int
+    """What its forward takes for a moment, beyond activations."""
+    backward_working_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        return self.forward_seconds + self.backward_seconds + self.step_seconds
+
+    @property
+    def state_bytes(self) -> int:
+        """What this shard owns and carries from batch to batch: what is spilled and brought in again."""
+        return self.parameter_bytes + self.optimizer_bytes + self.buffer_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """What its backward unit holds on a device at its peak."""
+        return (
+            self.state_bytes
+            + self.tied_bytes
+            + self.activation_bytes
+            + self.in_bytes
+            + self.out_bytes
+            + self.boundary_gradient_bytes
+            + self.gradient_bytes
+            + max(self.forward_working_bytes, self.backward_working_bytes)
+        )
+
+
+def shard_cost(
+    nodes: Sequence[NodeCost], start: int, stop: int, *, deferred: bool = False, input_bytes: int = 0
+) -> ShardCost:
+    """The cost of one shard.
+
+    `deferred` says that the optimizer steps after all of a batch's backward units (clipping, accumulation): then each
+    shard keeps gradients for all of its parameters, instead of one parameter's at a time.
+    """
+    own = nodes[start:stop]
+    into = nodes[start - 1].boundary_bytes if start else input_bytes
+    out = own[-1].boundary_bytes
+    parameters = sum(node.parameter_bytes for node in own)
+    tied_here = {name: size for node in own for name, size in node.tied.items()}
+    owned_here = {name: size for node in own for name, size in node.shared.items()}
+    foreign = sum(size for name, size in tied_here.items() if name not in owned_here)
+    # A tied parameter's gradient is a sum over its uses, so it waits for all of them, in this shard or in others.
+    waiting = foreign if deferred else sum({**tied_here, **owned_here}.values())
+    return ShardCost(
+        start=start,
+        stop=stop,
+        forward_seconds=sum(node.forward_seconds for node in own),
+        backward_seconds=sum(node.backward_seconds for node in own),
+        step_seconds=sum(node.step_seconds for node in own),
+        parameter_bytes=parameters,
+        optimizer_bytes=sum(node.optimizer_bytes for node in own),
+        buffer_bytes=sum(node.buffer_bytes for node in own),
+        tied_bytes=foreign,
+        activation_bytes=sum(node.activation_bytes for node in own),
+        in_bytes=into,
+        out_bytes=out,
+        boundary_gradient_bytes=(into if start else 0) + out,
+        gradient_bytes=waiting + (parameters if deferred else max(node.largest_parameter_bytes for node in own)),
+        forward_working_bytes=max(node.forward_peak_bytes for node in own),
+        backward_working_bytes=max(node.backward_peak_bytes for node in own),
+    )
