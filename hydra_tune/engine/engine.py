@@ -13,14 +13,14 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from hydra_tune.devices import Device
 from hydra_tune.engine import messages
 from hydra_tune.engine.process import WorkerProcess
-from hydra_tune.engine.scheduler import POLICIES, Policy, Waiting, WorkerView, choose
+from hydra_tune.engine.scheduler import POLICIES, Policy, Ready, ReadyUnits, WorkerView
 from hydra_tune.engine.unit import Failure, Role, Unit, UnitFailed, UnitHung, UnitResult
 from hydra_tune.errors import HydraTuneError, WorkerLost
 
@@ -84,10 +84,12 @@ class _Worker:
     process: WorkerProcess
     jobs: dict[int, _Job] = field(default_factory=dict)
     resident: set[str] = field(default_factory=set)
+    current: str | None = None
+    """The attempt whose unit it was given last."""
     ready: bool = False
 
     def view(self) -> WorkerView:
-        return WorkerView(self.id, self.role, frozenset(self.resident))
+        return WorkerView(self.id, self.role, self.current)
 
 
 @dataclass(frozen=True)
@@ -119,10 +121,10 @@ class Engine:
         self.observer = observer
         self.directory = directory
         self.python_path = (*python_path, *sys.path)
-        self.policy = policy
         self._expect = len(self.devices) if expect is None else min(expect, len(self.devices))
         self._workers: dict[int, _Worker] = {}
-        self._waiting: dict[int, _Job] = {}
+        self._waiting: dict[Hashable, _Job] = {}
+        self._ready = ReadyUnits(policy)
         self._ids = itertools.count()
         self._turn = itertools.count()
         self._last_turn: dict[str, int] = {}
@@ -151,7 +153,7 @@ class Engine:
         if unit.role is Role.BUILDER:
             self._ensure_builder()
         job = _Job(next(self._ids), unit, asyncio.get_running_loop().create_future(), next(self._turn))
-        self._waiting[job.id] = job
+        self._enqueue(job)
         self._dispatch()
         try:
             return await job.future
@@ -169,7 +171,7 @@ class Engine:
 
     def _forget(self, job: _Job) -> None:
         """After a job ended or its caller gave up: take it out of the queue, or out of its worker's next slot."""
-        self._waiting.pop(job.id, None)
+        self._dequeue(job)
         for worker in self._workers.values():
             if job.id in worker.jobs:
                 worker.process.send(messages.Withdraw(job.id))
@@ -220,7 +222,7 @@ class Engine:
         for job in worker.jobs.values():
             job.quiet()
             if not job.started and not job.future.done():
-                self._waiting[job.id] = job
+                self._enqueue(job)
         for job in [*worker.jobs.values(), *self._waiting.values()]:
             bound = job.unit.worker == worker.id or job.started
             if self._broken is not None or bound:
@@ -237,7 +239,7 @@ class Engine:
         self._broken = HydraTuneError(f"{reason} before it was ready, {STILLBORN_LIMIT} times; it last said: {tail}")
 
     def _fail(self, job: _Job, error: Exception) -> None:
-        self._waiting.pop(job.id, None)
+        self._dequeue(job)
         if not job.future.done():
             job.future.set_exception(error)
 
@@ -271,18 +273,36 @@ class Engine:
                 if len(worker.jobs) == depth:
                     self._hand_out(worker)
 
+    def _enqueue(self, job: _Job) -> None:
+        """The job waits for a worker."""
+        self._waiting[job.id] = job
+        self._ready.add(self._as_ready(job))
+
+    def _dequeue(self, job: _Job) -> None:
+        self._waiting.pop(job.id, None)
+        self._ready.discard(job.id)
+
+    def _as_ready(self, job: _Job) -> Ready:
+        unit = job.unit
+        holders = (w.id for w in self._workers.values() if w.role is unit.role and unit.attempt in w.resident)
+        return Ready(
+            key=job.id, trial=unit.trial, attempt=unit.attempt, role=unit.role, worker=unit.worker,
+            home=next(holders, None), remaining=unit.remaining, arrival=job.arrival,
+            last_turn=self._last_turn.get(unit.attempt, -1),
+        )  # fmt: skip
+
     def _hand_out(self, worker: _Worker) -> None:
-        waiting = [
-            Waiting(job.unit, job.arrival, self._last_turn.get(job.unit.attempt, -1)) for job in self._waiting.values()
-        ]
-        unit = choose(waiting, worker.view(), self.policy)
-        if unit is None:
+        ready = self._ready.take(worker.view())
+        if ready is None:
             return
-        job = next(job for job in self._waiting.values() if job.unit is unit)
-        del self._waiting[job.id]
+        job = self._waiting.pop(ready.key)
+        unit = job.unit
         worker.jobs[job.id] = job
         worker.resident.add(unit.attempt)
+        worker.current = unit.attempt
         self._last_turn[unit.attempt] = next(self._turn)
+        for other in self._ready.of_attempt(unit.attempt):  # the trial has had its turn
+            self._ready.add(self._as_ready(self._waiting[other.key]))
         worker.process.send(messages.Run(job.id, unit.attempt, unit.work, unit.args))
 
     def _on_message(self, worker: _Worker, message: object) -> None:

@@ -1,71 +1,280 @@
-"""Which unit a free worker takes next: pure functions, without processes, clocks or I/O.
+"""Which unit a free worker takes next: ready units, indexed by policy, without processes, clocks or I/O.
 
-The engine calls `choose` whenever a worker has a free slot; a simulator can call it just as well.
+The engine asks `ReadyUnits` whenever a worker has a free slot; the simulator asks the same class on a virtual clock. A
+policy is an order of units, in `POLICIES` by name. `lrtf` is Hydra's Sharded-LRTF (arXiv 2107.06469): of the trials
+without a unit in flight, the one with the longest remaining time goes first. It changes trial at almost every unit, and
+each change brings another shard in; `lazy-lrtf` stays where it is unless that would cost more than a slack.
+
+Asking costs some microseconds whatever the number of waiting units: they stand in heaps, one for each worker that
+units are bound to and one for those that may go anywhere, and what was taken out of the middle is skipped later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
-from hydra_tune.engine.unit import Role, Unit
+from hydra_tune.engine.unit import Role
+
+SLACK_SECONDS = 30.0
+"""How much longer another trial may have to go before a lazy worker leaves its own."""
+MOVE_SLACK_SECONDS = 10.0
+"""How much longer a trial of another worker must have to go before a lazy worker fetches it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WorkerView:
     """What the scheduler may know of a worker."""
 
     worker: int
     role: Role
-    resident: Collection[str] = ()
-    """Attempts whose state is in this worker's memory."""
+    current: str | None = None
+    """The attempt of which it ran a unit last."""
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A ready unit, in the order in which it became ready, with its trial's last turn."""
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A unit that could run now. It is known by its `key`, the engine's job."""
 
-    unit: Unit
-    arrival: int
-    last_turn: int
+    key: Hashable
+    trial: int
+    attempt: str
+    role: Role = Role.DEVICE
+    worker: int | None = None
+    """The only worker that may run it, where it is bound to one."""
+    home: int | None = None
+    """The worker that holds the trial's state now; None where no worker is nearer than another."""
+    remaining: float | None = None
+    """Expected seconds of work that the trial has left; None while nothing is measured."""
+    arrival: int = 0
+    """When it became ready, as a count."""
+    last_turn: int = -1
     """When a unit of this trial was last handed out, as a count of hand-outs; -1 for never."""
 
 
-Policy: TypeAlias = Callable[[Waiting], tuple[float, ...]]
+Order: TypeAlias = Callable[[Ready], tuple[float, ...]]
 """A sort key: the least one goes first."""
 
 
-def fifo(waiting: Waiting) -> tuple[float, ...]:
+@dataclass(frozen=True)
+class Policy:
+    """An order of units, and how far a worker may depart from it to spare a move."""
+
+    order: Order
+    lazy: bool = False
+    slack: float = 0.0
+    """A lazy worker stays with its trial while no other has more than these seconds longer to go."""
+    move_slack: float = 0.0
+    """A lazy worker prefers a trial that is at home with it while no other has more than these seconds longer to go."""
+
+
+def fifo(ready: Ready) -> tuple[float, ...]:
     """First ready, first served."""
-    return (waiting.arrival,)
+    return (ready.arrival,)
 
 
-def fair(waiting: Waiting) -> tuple[float, ...]:
+def fair(ready: Ready) -> tuple[float, ...]:
     """The trial whose last turn is longest ago, so that trials that share devices reach their reports together.
 
     Pruners compare trials at the same epoch: turns keep them comparable. Trials already begun go before new ones,
     which would only take more memory.
     """
-    begun = waiting.last_turn >= 0
-    return (0 if begun else 1, waiting.last_turn, waiting.arrival)
+    return (0 if ready.last_turn >= 0 else 1, ready.last_turn, ready.arrival)
 
 
-def longest_remaining(waiting: Waiting) -> tuple[float, ...]:
-    """The trial with the most work left, which keeps the end of a search short (Hydra's LRTF)."""
-    left = waiting.unit.remaining
-    return (-left if left is not None else float("-inf"), waiting.arrival)
+def longest_remaining(ready: Ready) -> tuple[float, ...]:
+    """The trial with the most work left, which keeps the end of a search short.
+
+    What is not measured yet goes first: it has to be begun to be measured.
+    """
+    return (-_left(ready), ready.arrival)
 
 
-POLICIES: dict[str, Policy] = {"fair": fair, "fifo": fifo, "lrtf": longest_remaining}
+def shortest_remaining(ready: Ready) -> tuple[float, ...]:
+    """The trial with the least work left, which ends the first trials soonest; the unmeasured go first here too."""
+    return (-1.0 if ready.remaining is None else ready.remaining, ready.arrival)
 
 
-def can_run(unit: Unit, worker: WorkerView) -> bool:
-    """Whether `worker` may take `unit`: the right kind of process, and the right one where state is resident."""
-    return unit.role == worker.role and unit.worker in (None, worker.worker)
+def shuffled(seed: int) -> Order:
+    """An order by chance that depends on the seed, the trial and its arrival only: runs can be repeated."""
+    return lambda ready: (_mixed(_mixed(seed) ^ _mixed(ready.trial + 1) ^ ready.arrival), ready.arrival)
 
 
-def choose(waiting: Iterable[Waiting], worker: WorkerView, policy: Policy = fair) -> Unit | None:
-    """The unit that `worker` takes next, or None when nothing waits for it."""
-    fitting = [w for w in waiting if can_run(w.unit, worker)]
-    return min(fitting, key=policy).unit if fitting else None
+POLICIES: dict[str, Policy] = {
+    "fair": Policy(fair),
+    "fifo": Policy(fifo),
+    "lrtf": Policy(longest_remaining),
+    "lazy-lrtf": Policy(longest_remaining, lazy=True, slack=SLACK_SECONDS, move_slack=MOVE_SLACK_SECONDS),
+    "srtf": Policy(shortest_remaining),
+    "random": Policy(shuffled(0)),
+}
+
+
+def tuned(name: str, *, slack: float | None = None, move_slack: float | None = None, seed: int = 0) -> Policy:
+    """The policy of that name, with other slacks where it is lazy, or another seed where it is random."""
+    policy = POLICIES[name]
+    if name == "random":
+        return replace(policy, order=shuffled(seed))
+    if not policy.lazy:
+        return policy
+    slack = policy.slack if slack is None else slack
+    # Fetching a trial from elsewhere is no better a reason to move than leaving one's own.
+    return replace(policy, slack=slack, move_slack=min(policy.move_slack, slack) if move_slack is None else move_slack)
+
+
+_Entry: TypeAlias = tuple[tuple[float, ...], int, Ready]
+_Pool: TypeAlias = tuple[Role, int | None]
+
+
+class _Heap:
+    """Entries in the policy's order. Those that are no longer live are dropped when they come to the top."""
+
+    __slots__ = ("entries", "live")
+
+    def __init__(self) -> None:
+        self.entries: list[_Entry] = []
+        self.live = 0
+
+    def add(self, entry: _Entry) -> None:
+        heappush(self.entries, entry)
+        self.live += 1
+
+    def first(self, live: dict[Hashable, _Entry]) -> _Entry | None:
+        entries = self.entries
+        while entries:
+            entry = entries[0]
+            if live.get(entry[2].key) is entry:
+                return entry
+            heappop(entries)
+        return None
+
+    def lost_one(self, live: dict[Hashable, _Entry]) -> None:
+        """An entry has left `live`. Too many dead ones are swept out, so that memory stays with the living."""
+        self.live -= 1
+        if len(self.entries) > 2 * self.live + 32:
+            self.entries = [entry for entry in self.entries if live.get(entry[2].key) is entry]
+            heapify(self.entries)
+
+
+class ReadyUnits:
+    """The units that could run now; `take` gives a worker the one that the policy wants there."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._live: dict[Hashable, _Entry] = {}
+        self._count = 0
+        self._pools: dict[_Pool, _Heap] = {}
+        # Only a lazy policy asks for these two: units that may go anywhere, by where their trial is at home.
+        self._homes: dict[_Pool, _Heap] = {}
+        self._attempts: dict[str, dict[Hashable, _Entry]] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Ready]:
+        return (entry[2] for entry in list(self._live.values()))
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._live
+
+    def of_attempt(self, attempt: str) -> list[Ready]:
+        """The ready units of one attempt."""
+        return [entry[2] for entry in self._attempts.get(attempt, {}).values()]
+
+    def add(self, ready: Ready) -> None:
+        """A unit could run now; one of the same key is replaced."""
+        self.discard(ready.key)
+        self._count += 1
+        # The count keeps equal units in the order in which they came, and tuples from comparing units.
+        entry = (self.policy.order(ready), self._count, ready)
+        self._live[ready.key] = entry
+        self._attempts.setdefault(ready.attempt, {})[ready.key] = entry
+        for heap in self._heaps_of(ready):
+            heap.add(entry)
+
+    def discard(self, key: Hashable) -> None:
+        """Forget a unit, if it is there."""
+        entry = self._live.pop(key, None)
+        if entry is None:
+            return
+        ready = entry[2]
+        siblings = self._attempts[ready.attempt]
+        del siblings[key]
+        if not siblings:
+            del self._attempts[ready.attempt]
+        for heap in self._heaps_of(ready):
+            heap.lost_one(self._live)
+
+    def take(self, worker: WorkerView) -> Ready | None:
+        """The unit that `worker` runs next, which is no longer ready then; None when nothing waits for it."""
+        ready = self.peek(worker)
+        if ready is not None:
+            self.discard(ready.key)
+        return ready
+
+    def peek(self, worker: WorkerView) -> Ready | None:
+        """What `take` would give."""
+        best = self._first(self._pools, worker.role, worker.worker, None)
+        if best is None:
+            return None
+        if self.policy.lazy:
+            best = self._spare_a_move(best, worker)
+        return best[2]
+
+    def _spare_a_move(self, best: _Entry, worker: WorkerView) -> _Entry:
+        """Instead of the best: the worker's own trial within the slack, else one at home within the move slack."""
+        longest = _left(best[2])
+        if worker.current is not None:
+            own = [entry for entry in self._attempts.get(worker.current, {}).values() if can_run(entry[2], worker)]
+            if own and _behind(longest, min(own)) <= self.policy.slack:
+                return min(own)
+        near = self._first(self._homes, worker.role, worker.worker, None)
+        return near if near is not None and _behind(longest, near) <= self.policy.move_slack else best
+
+    def _first(self, pools: dict[_Pool, _Heap], role: Role, *places: int | None) -> _Entry | None:
+        """The first in order of the pools of these places."""
+        best = None
+        for place in places:
+            heap = pools.get((role, place))
+            entry = heap.first(self._live) if heap is not None else None
+            if entry is not None and (best is None or entry < best):
+                best = entry
+        return best
+
+    def _heaps_of(self, ready: Ready) -> Iterator[_Heap]:
+        yield _heap(self._pools, (ready.role, ready.worker))
+        if self.policy.lazy:
+            yield _heap(self._homes, (ready.role, ready.home if ready.worker is None else ready.worker))
+
+
+def can_run(ready: Ready, worker: WorkerView) -> bool:
+    """Whether `worker` may take the unit: the right kind of process, and the right one where it is bound."""
+    return ready.role == worker.role and ready.worker in (None, worker.worker)
+
+
+def _heap(pools: dict[_Pool, _Heap], pool: _Pool) -> _Heap:
+    heap = pools.get(pool)
+    if heap is None:
+        heap = pools[pool] = _Heap()
+    return heap
+
+
+def _left(ready: Ready) -> float:
+    return math.inf if ready.remaining is None else ready.remaining
+
+
+def _behind(longest: float, entry: _Entry) -> float:
+    """Seconds by which a unit's trial has less to go than the longest; none where neither is measured."""
+    left = _left(entry[2])
+    return 0.0 if left == longest else longest - left
+
+
+def _mixed(value: int) -> int:
+    """A 64-bit mix (splitmix64): near numbers become far ones."""
+    value = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return value ^ (value >> 31)
