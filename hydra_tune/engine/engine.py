@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeAlias
 from hydra_tune.devices import Device
 from hydra_tune.engine import messages
 from hydra_tune.engine.process import WorkerProcess
+from hydra_tune.engine.reaper import Reaper
 from hydra_tune.engine.scheduler import POLICIES, Policy, Ready, ReadyUnits, WorkerView
 from hydra_tune.engine.unit import Failure, Role, Unit, UnitFailed, UnitHung, UnitResult
 from hydra_tune.errors import HydraTuneError, WorkerLost
@@ -134,6 +135,7 @@ class Engine:
         self._closing = False
 
     async def __aenter__(self) -> Engine:
+        self._reaper = Reaper()
         for device in self.devices[: self._expect]:
             self._start_worker(Role.DEVICE, device)
         return self
@@ -142,7 +144,10 @@ class Engine:
         self._closing = True
         for worker in self._workers.values():
             worker.process.kill()
-        await asyncio.gather(*self._watchers)
+        try:
+            await asyncio.gather(*self._watchers)
+        finally:
+            self._reaper.close()
 
     async def run(self, unit: Unit) -> UnitResult:
         """Run `unit` on the first worker that may take it. Raises UnitFailed or WorkerLost."""
@@ -188,6 +193,7 @@ class Engine:
             setup,
             on_message=lambda message: self._on_message(worker, message),
             on_line=lambda line: self.observer.worker_line(device.name, line),
+            reaper=self._reaper,
         )
         worker = _Worker(id, role, device, process)
         self._workers[id] = worker

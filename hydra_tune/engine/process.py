@@ -19,6 +19,7 @@ from typing import Any
 
 from hydra_tune.engine.channel import Channel, Closed
 from hydra_tune.engine.messages import Setup
+from hydra_tune.engine.reaper import Reaper
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +38,15 @@ class WorkerProcess:
     can be shown without tearing the live display, and its last lines explain a death.
     """
 
-    def __init__(self, setup: Setup, on_message: Callable[[Any], None], on_line: Callable[[str], None]) -> None:
+    def __init__(
+        self, setup: Setup, on_message: Callable[[Any], None], on_line: Callable[[str], None], reaper: Reaper
+    ) -> None:
         self.setup = setup
         self.pid = -1
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._on_message = on_message
         self._on_line = on_line
+        self._reaper = reaper
         self._text = b""
         self._killed_because = ""
         self._closed = asyncio.Event()
@@ -64,6 +68,8 @@ class WorkerProcess:
         )  # fmt: skip
         theirs.close()
         self.pid = self._process.pid
+        # Before it can run anything of the user's, which starts with the first message.
+        self._reaper.watch(self.pid)
         self._channel = Channel(ours)
         assert self._process.stdout is not None
         self._output = self._process.stdout
@@ -91,20 +97,26 @@ class WorkerProcess:
     async def dump_stacks(self) -> str:
         """What every thread of the worker is doing, as the worker itself writes it; empty where it cannot."""
         self.tail.clear()
-        self._process.send_signal(signal.SIGUSR1)
+        self._signal(signal.SIGUSR1)
         await asyncio.sleep(DUMP_SECONDS)
         return "\n".join(self.tail)
 
     def kill(self, because: str = "") -> None:
         self._killed_because = self._killed_because or because
-        if self._process.poll() is None:
-            self._process.kill()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        # Not through Popen, which would collect a process that has just ended, out of turn.
+        if not self._closed.is_set():
+            signal.pidfd_send_signal(self._ending, number)
 
     def reap(self) -> str:
-        """Collect the ended process, and end what it left behind; says how it ended."""
-        code = self._process.wait()
+        """End what the ended process left behind, and collect it; says how it ended."""
+        # In this order: until it is collected, its number, which is also its group's, is no other's.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        self._reaper.forget(self.pid)
+        code = self._process.wait()
         self._read_output()
         if self._text:
             self._show(self._text)

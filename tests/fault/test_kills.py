@@ -81,6 +81,34 @@ def test_a_killed_coordinator_is_resumed_to_the_same_result(tmp_path: Path, unbr
     assert not list(tmp_path.glob("hydra_tune_files/*/*.checkpoints"))
 
 
+BREEDING = """
+import os, subprocess, time
+from multiprocessing import get_context
+
+def objective(trial):
+    children = [subprocess.Popen(["sleep", "1000"]).pid]
+    child = get_context("fork").Process(target=time.sleep, args=(1000,))
+    child.start()
+    with open("pids.tmp", "w") as file:
+        file.write(f"{os.getpid()} {children[0]} {child.pid}")
+    os.rename("pids.tmp", "pids")
+    time.sleep(1000)
+"""
+
+
+def test_what_user_code_started_does_not_outlive_a_killed_coordinator(tmp_path: Path) -> None:
+    (tmp_path / "breeding.py").write_text(BREEDING)
+    with started("search", "breeding.py:objective", "--trials", "1", "--devices", "1xcpu", folder=tmp_path) as search:
+        wait_for((tmp_path / "pids").exists, "the objective's children")
+        named = [psutil.Process(int(pid)) for pid in (tmp_path / "pids").read_text().split()]
+        everything = psutil.Process(search.pid).children(recursive=True)
+        assert {process.pid for process in named} < {process.pid for process in everything}
+        assert any("reaper.py" in " ".join(process.cmdline()) for process in everything)
+        kill_and_reap(search)
+        _, alive = psutil.wait_procs(everything, timeout=10)
+    assert not alive
+
+
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(tmp_path: Path, unbroken: list[Any]) -> None:
     with started(*SEARCH, folder=tmp_path) as search:
         place = wait_for_checkpoint(tmp_path).parent
