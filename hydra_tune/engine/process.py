@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hydra_tune.devices import format_bytes
 from hydra_tune.engine.channel import Channel, Closed
 from hydra_tune.engine.messages import Setup
 from hydra_tune.engine.reaper import Reaper
@@ -61,6 +63,7 @@ class WorkerProcess:
         # path comes with the first message.
         environment["PYTHONSAFEPATH"] = "1"
         environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+        self._inherited_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._process = subprocess.Popen(
             [sys.executable, "-m", "hydra_tune.engine.worker", str(theirs.fileno())],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -116,7 +119,8 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._reaper.forget(self.pid)
-        code = self._process.wait()
+        _, status, usage = os.wait4(self.pid, 0)
+        code = self._process.returncode = os.waitstatus_to_exitcode(status)
         self._read_output()
         if self._text:
             self._show(self._text)
@@ -125,9 +129,17 @@ class WorkerProcess:
             return f"was killed: {self._killed_because}"
         if code >= 0:
             return f"exited with code {code}"
-        name = signal.Signals(-code).name
-        cause = ", probably out of host memory" if -code == signal.SIGKILL else ""
-        return f"was killed (signal {-code}, {name}{cause})"
+        if -code == signal.SIGKILL:
+            return f"was killed (signal 9), probably out of host memory: {self._memory(usage.ru_maxrss)}"
+        return f"was killed (signal {-code}, {signal.Signals(-code).name})"
+
+    def _memory(self, peak: int) -> str:
+        """The most memory that the process had, by the kernel's own count (in KiB).
+
+        That count starts at what the process that started it had, so that only a larger one says something exact.
+        """
+        exact = peak > self._inherited_peak
+        return f"it had taken {'up to' if exact else 'less than'} {format_bytes(peak * 1024)}"
 
     def _release(self) -> None:
         loop = asyncio.get_running_loop()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import resource
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -67,6 +69,13 @@ def wait_for(context: WorkerContext, path: str) -> int:
             raise TimeoutError(path)
         os.sched_yield()
     return os.getpid()
+
+
+def fill_memory(context: WorkerContext, size: int) -> None:
+    """What the kernel does to a process that has taken too much."""
+    taken = bytearray(os.urandom(2**20)) * (size >> 20)
+    assert taken
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Record:
@@ -182,7 +191,7 @@ def test_a_killed_worker_loses_its_units_and_is_replaced(tmp_path: Path) -> None
             while not (tmp_path / "never.started").exists():
                 await asyncio.sleep(0.01)
             os.kill(home.value, signal.SIGKILL)
-            with pytest.raises(WorkerLost, match=r"signal 9, SIGKILL, probably out of host memory"):
+            with pytest.raises(WorkerLost, match=r"was killed \(signal 9\), probably out of host memory: it had taken"):
                 await stuck
             assert (await queued).value != home.value, "what had not started goes to the next worker"
             with pytest.raises(WorkerLost, match="is gone"):
@@ -190,6 +199,19 @@ def test_a_killed_worker_loses_its_units_and_is_replaced(tmp_path: Path) -> None
             fresh = await running.run(unit(pid))
             assert fresh.value != home.value
             assert len(record.lost) == 1
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_ran_out_of_memory_is_reported_with_what_it_had_taken(tmp_path: Path) -> None:
+    ours = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    async def main() -> None:
+        async with engine(tmp_path, devices=1) as (running, _):
+            with pytest.raises(WorkerLost, match=r"probably out of host memory: it had taken up to ") as caught:
+                await running.run(unit(fill_memory, ours))
+            number, scale = re.findall(r"up to ([\d.]+) ([MG])iB", str(caught.value))[0]
+            assert float(number) * {"M": 2**20, "G": 2**30}[scale] > ours
 
     asyncio.run(main())
 
