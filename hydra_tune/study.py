@@ -5,7 +5,6 @@ Plain synchronous code; `study_thread` runs it beside the event loop.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,7 +25,7 @@ from hydra_tune.settings import SearchSettings
 from hydra_tune.source import Source, difference
 from hydra_tune.states import OPTUNA_STATE, Outcome, Status, check_change
 from hydra_tune.storage import open_storage
-from hydra_tune.storage.leases import RENEW_SECONDS, HeldLease
+from hydra_tune.storage.leases import HeldLease
 from hydra_tune.storage.queries import study_summary, trial_attempts
 from hydra_tune.storage.records import StudyRecords
 
@@ -70,11 +69,11 @@ class OwnedStudy:
             self.study = self._create_or_load(space, source)
             self._lease = HeldLease(self.storage, self.study_id, settings.study)
             opened.callback(self._lease.release)
-            self._renewed = time.monotonic()
+            self._lease.keep()
             self._describe(source)
             self._kept, self._distributions = self._earlier_trials()
             self.storage.begin_batching()
-            opened.callback(self.storage.end_batching)
+            opened.callback(self._end_batching)
             self._open = opened.pop_all()
 
     def _create_or_load(self, space: Any, source: Source) -> optuna.Study:
@@ -149,16 +148,21 @@ class OwnedStudy:
         return int(self.study._study_id)
 
     def flush(self) -> None:
-        """Write what has gathered, and now and then that this process still runs the study."""
-        if time.monotonic() - self._renewed > RENEW_SECONDS:
-            # Before the results, and again at each try once it is lost: they are another's to write then.
-            self._lease.renew()
-            self._renewed = time.monotonic()
+        """Write what has gathered, while the study is this process's to write."""
+        self._lease.check()
         self.storage.flush()
 
     def close(self) -> None:
         """Write what is left, and let go of the study."""
         self._open.close()
+
+    def _end_batching(self) -> None:
+        try:
+            self._lease.check()
+        finally:
+            if self._lease.lost:
+                self.storage.discard()
+            self.storage.end_batching()
 
     # Trials
 

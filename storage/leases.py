@@ -1,26 +1,32 @@
 """Who runs a study: a lease, so that two coordinators cannot run the same one.
 
 A lease names a process on a host. On the same host it is free as soon as that process is dead; from another host nobody
-can tell, so there it is free when it has not been renewed for a while.
+can tell, so there it is free when it has not been renewed for a while. Times in it are the database's: on a server, the
+clocks of two hosts may differ by more than that while.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
+import threading
+import time
 import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
 from hydra_tune.errors import StorageError
 from hydra_tune.storage.database import writing
 from hydra_tune.storage.optuna_storage import HydraStorage
 from hydra_tune.storage.tables import HYDRA_LEASES, utc_now
+
+logger = logging.getLogger(__name__)
 
 RENEW_SECONDS = 10.0
 STALE_AFTER = timedelta(seconds=60)
@@ -37,11 +43,13 @@ class Lease:
     process_started: float
     taken: datetime
     renewed: datetime
+    read: datetime
+    """What the database's clock said when this was read."""
 
     def held(self) -> bool:
         """Whether somebody still runs the study."""
         if self.host != this_host():
-            return utc_now() - self.renewed < STALE_AFTER
+            return self.read - self.renewed < STALE_AFTER
         return process_runs(self.pid, self.process_started)
 
 
@@ -81,44 +89,95 @@ class HeldLease:
         self._storage = storage
         self._study_id = study_id
         self._holder = uuid.uuid4().hex
+        self._lost: StorageError | None = None
+        self._released = threading.Event()
+        self._renewing = threading.Lock()
+        self._thread: threading.Thread | None = None
         with writing(storage.engine) as connection:
             found = read_lease(connection, study_id)
             if found is not None and found.held():
-                age = (utc_now() - found.taken).total_seconds()
+                age = (found.read - found.taken).total_seconds()
                 raise StorageError(
                     f"study {name!r} is being run by process {found.pid} on {found.host} since {age:.0f} s",
                     "wait for it to end, or stop it first",
                 )
             connection.execute(delete(HYDRA_LEASES).where(HYDRA_LEASES.c.study_id == study_id))
-            connection.execute(insert(HYDRA_LEASES).values(**self._row(), taken=utc_now()))
+            connection.execute(insert(HYDRA_LEASES).values(**self._row(_now(connection))))
+        self._renewed = time.monotonic()
 
-    def _row(self) -> dict[str, object]:
+    def _row(self, now: datetime) -> dict[str, object]:
         return {
             "study_id": self._study_id, "holder": self._holder, "host": this_host(), "pid": os.getpid(),
-            "process_started": process_start(os.getpid()), "renewed": utc_now(),
+            "process_started": process_start(os.getpid()), "taken": now, "renewed": now,
         }  # fmt: skip
+
+    def keep(self) -> None:
+        """Renew the lease from now on, on a thread of its own: nothing else that takes long may cost it."""
+        self._thread = threading.Thread(target=self._renew_until_released, name="hydra-lease", daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether another process is known to have taken the study over."""
+        return self._lost is not None
+
+    def check(self) -> None:
+        """A StorageError where another process has taken the study over.
+
+        Asks the database itself where the thread has not come to it for a while, as after this process was stopped.
+        """
+        if self._lost is None and time.monotonic() - self._renewed > 2 * RENEW_SECONDS:
+            self.renew()
+        if self._lost is not None:
+            raise self._lost
 
     def renew(self) -> None:
         """Say that this process still runs the study; a StorageError where another has taken it over."""
-        with writing(self._storage.engine) as connection:
-            ours = (HYDRA_LEASES.c.study_id == self._study_id) & (HYDRA_LEASES.c.holder == self._holder)
-            renewed = connection.execute(update(HYDRA_LEASES).where(ours).values(renewed=utc_now()))
-        if renewed.rowcount == 0:
-            raise StorageError("another process has taken this study over", "let that one finish, then resume")
+        with self._renewing:
+            with writing(self._storage.engine) as connection:
+                renewed = connection.execute(update(HYDRA_LEASES).where(self._ours).values(renewed=_now(connection)))
+            if renewed.rowcount == 0:
+                self._lost = StorageError(
+                    "another process has taken this study over", "let that one finish, then resume"
+                )
+                raise self._lost
+            self._renewed = time.monotonic()
 
     def release(self) -> None:
         """Let go of the study."""
+        self._released.set()
+        if self._thread is not None:
+            self._thread.join()
         with writing(self._storage.engine) as connection:
-            ours = (HYDRA_LEASES.c.study_id == self._study_id) & (HYDRA_LEASES.c.holder == self._holder)
-            connection.execute(delete(HYDRA_LEASES).where(ours))
+            connection.execute(delete(HYDRA_LEASES).where(self._ours))
+
+    @property
+    def _ours(self) -> ColumnElement[bool]:
+        return (HYDRA_LEASES.c.study_id == self._study_id) & (HYDRA_LEASES.c.holder == self._holder)
+
+    def _renew_until_released(self) -> None:
+        while self._lost is None and not self._released.wait(RENEW_SECONDS):
+            try:
+                self.renew()
+            except StorageError as error:
+                # Lost, which `check` tells whoever writes next; or the database is away, and may come back in time.
+                logger.warning("the lease could not be renewed: %s", error)
 
 
 def read_lease(connection: Connection, study_id: int) -> Lease | None:
     """The lease on a study, if there is one."""
-    row = connection.execute(select(HYDRA_LEASES).where(HYDRA_LEASES.c.study_id == study_id)).one_or_none()
-    return None if row is None else Lease(**row._mapping)
+    return next((lease for lease in read_leases(connection) if lease.study_id == study_id), None)
 
 
 def read_leases(connection: Connection) -> list[Lease]:
     """All leases, held and stale."""
-    return [Lease(**row._mapping) for row in connection.execute(select(HYDRA_LEASES))]
+    now = _now(connection)
+    return [Lease(**row._mapping, read=now) for row in connection.execute(select(HYDRA_LEASES))]
+
+
+def _now(connection: Connection) -> datetime:
+    """The time by the database's clock, in UTC: the server's, or for a file this host's."""
+    if connection.dialect.name != "postgresql":
+        return utc_now()
+    now: datetime = connection.execute(select(func.timezone("UTC", func.clock_timestamp()))).scalar_one()
+    return now

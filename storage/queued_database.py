@@ -152,6 +152,11 @@ class QueuedDatabase:
             self._batching = False
             self._cache.share_all()
 
+    def discard(self) -> None:
+        """Drop all that waits to be written: the study is no longer this process's to write."""
+        with self._flush_lock, self._lock:
+            self._queue = WriteQueue()
+
     def flush(self) -> None:
         """Write all that waits in one transaction; if it fails, a StorageError says why and all waits on."""
         with self._flush_lock:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from datetime import datetime, timedelta
+from typing import Any
 
+import optuna
 import pytest
 from optuna.study import StudyDirection
 from sqlalchemy import update
 
+import hydra_tune as ht
 from hydra_tune.errors import StorageError
+from hydra_tune.storage import open_storage
 from hydra_tune.storage.database import writing
-from hydra_tune.storage.leases import HeldLease, process_runs, process_start, read_leases
+from hydra_tune.storage.leases import HeldLease, Lease, process_runs, process_start, read_leases
 from hydra_tune.storage.optuna_storage import HydraStorage
-from hydra_tune.storage.tables import HYDRA_LEASES
+from hydra_tune.storage.tables import HYDRA_LEASES, utc_now
 
 DEAD = {"pid": 2**22 - 1}
 ELSEWHERE = {"host": "another-host"}
@@ -48,16 +55,97 @@ def test_a_dead_holder_on_this_host_is_free_at_once(sqlite_storage: HydraStorage
 
 
 def test_a_holder_on_another_host_is_believed_while_it_renews(sqlite_storage: HydraStorage, study_id: int):
-    from datetime import timedelta
-
-    from hydra_tune.storage.tables import utc_now
-
     HeldLease(sqlite_storage, study_id, "s")
     change(sqlite_storage, **ELSEWHERE)
     with pytest.raises(StorageError, match="another-host"):
         HeldLease(sqlite_storage, study_id, "s")
     change(sqlite_storage, renewed=utc_now() - timedelta(seconds=61))
     HeldLease(sqlite_storage, study_id, "s")
+
+
+def leases(storage: HydraStorage) -> list[Lease]:
+    with storage.reading() as connection:
+        return read_leases(connection)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_on_a_server_its_clock_counts(
+    postgresql_storage: HydraStorage, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """A host whose own clock is an hour off neither takes a live lease over nor keeps a dead one."""
+    study_id = postgresql_storage.create_new_study([StudyDirection.MINIMIZE], "s")
+    first = HeldLease(postgresql_storage, study_id, "s")
+    (before,) = leases(postgresql_storage)
+    monkeypatch.setattr("hydra_tune.storage.leases.utc_now", lambda: utc_now() + timedelta(hours=hours))
+    change(postgresql_storage, **ELSEWHERE)
+    with pytest.raises(StorageError, match=r"another-host since 0 s|another-host since 1 s"):
+        HeldLease(postgresql_storage, study_id, "s")
+    first.renew()
+    (after,) = leases(postgresql_storage)
+    assert timedelta(0) < after.renewed - before.renewed < timedelta(minutes=1)
+    change(postgresql_storage, renewed=after.renewed - timedelta(seconds=61))
+    HeldLease(postgresql_storage, study_id, "s")
+
+
+def wait_until(condition: Any, seconds: float = 30) -> None:
+    """For what another thread writes to the database."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Thinking(optuna.samplers.RandomSampler):
+    """A sampler that thinks until `enough` says so; it is asked on the study's own thread."""
+
+    def __init__(self, enough: Any) -> None:
+        super().__init__(seed=0)
+        self.enough = enough
+
+    def sample_independent(self, *args: Any, **options: Any) -> Any:
+        assert threading.current_thread().name == "hydra-study"
+        wait_until(self.enough)
+        return super().sample_independent(*args, **options)
+
+
+def objective(trial: Any) -> float:
+    return trial.suggest_float("x", 0, 1)
+
+
+def test_a_sampler_that_thinks_for_long_does_not_cost_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydra_tune.storage.leases.RENEW_SECONDS", 0.1)
+    monkeypatch.setattr("hydra_tune.storage.leases.STALE_AFTER", timedelta(seconds=0.5))
+    seen: list[datetime] = []
+
+    def long_enough() -> bool:
+        with open_storage("sqlite:///hydra_tune.db", read_only=True) as storage:
+            (lease,) = leases(storage)
+        assert lease.read - lease.renewed < timedelta(seconds=0.5), "stale, to another host"
+        seen.append(lease.renewed)
+        return seen[-1] - seen[0] > timedelta(seconds=1)
+
+    result = ht.search(objective, trials=1, sampler=Thinking(long_enough), devices="1xcpu", progress=False)
+    assert result.completed == 1
+    with open_storage("sqlite:///hydra_tune.db", read_only=True) as storage:
+        assert leases(storage) == []
+
+
+def test_a_lease_that_was_lost_while_the_sampler_thought_stops_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydra_tune.storage.leases.RENEW_SECONDS", 0.1)
+    warned: list[str] = []
+    monkeypatch.setattr("hydra_tune.storage.leases.logger.warning", lambda *args: warned.append(str(args)))
+
+    def until_lost() -> bool:
+        with open_storage("sqlite:///hydra_tune.db") as storage:
+            change(storage, holder="another")
+        return bool(warned)
+
+    with pytest.raises(StorageError, match="another process has taken this study over"):
+        ht.search(objective, trials=3, sampler=Thinking(until_lost), devices="1xcpu", study="s", progress=False)
+    with open_storage("sqlite:///hydra_tune.db", read_only=True) as storage:
+        assert [lease.holder for lease in leases(storage)] == ["another"]
+        trials = storage.get_all_trials(leases(storage)[0].study_id)
+    assert not [trial for trial in trials if trial.state.is_finished()], "nothing was written after that"
 
 
 def test_a_process_is_known_by_its_start():
