@@ -119,13 +119,13 @@ def _orphan_files(url: str, opened: Any, studies: list[Any]) -> list[str]:
 
     from hydra_tune.files import SHARED_MEMORY, StudyFiles, abandoned_directories, files_directory
 
-    known = {f"study-{summary.study_id}": summary.study_id for summary in studies}
-    place = files_directory(url)
-    orphans = [entry for entry in place.glob("study-*") if entry.name not in known]
-    for study_id in known.values():
-        files = StudyFiles.of(url, study_id)
+    files = {summary.study_id: StudyFiles.of(url, summary.study_id, summary.settings) for summary in studies}
+    known = {place.directory for place in files.values()}
+    places = {files_directory(url), *(directory.parent for directory in known)}
+    orphans = [entry for place in places for entry in place.glob("study-*") if entry not in known]
+    for study_id, place in files.items():
         running = {t.number for t in opened.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,))}
-        orphans += [files.checkpoints(number) for number in files.checkpointed() if number not in running]
+        orphans += [place.checkpoints(number) for number in place.checkpointed() if number not in running]
     advice = [f"{entry} belongs to nothing any more: delete it" for entry in orphans]
     left = abandoned_directories(Path(SHARED_MEMORY))
     return [*advice, *(f"{entry} was left by a killed search: the next search removes it" for entry in left)]

@@ -25,7 +25,7 @@ from hydra_tune.display import Display, make_display
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.unit import Unit, UnitResult
 from hydra_tune.errors import SearchFailed
-from hydra_tune.files import StudyFiles, run_directory
+from hydra_tune.files import run_directory
 from hydra_tune.result import SearchResult
 from hydra_tune.sampling import make_pruner, make_sampler, trial_limit
 from hydra_tune.settings import SearchSettings, make_settings
@@ -172,7 +172,7 @@ class Search:
                     strategy=resolve(self.settings.strategy),
                     engine=engine,
                     study=thread,
-                    files=StudyFiles.of(self.settings.storage, thread.study.study_id),
+                    files=thread.study.files,
                     stopping=self._stop.is_set,
                     on_progress=self.display.trial_progress,
                     show=self.display.show,

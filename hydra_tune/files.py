@@ -10,10 +10,11 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy
 
@@ -25,14 +26,20 @@ LEAST_SHARED_MEMORY = 512 * 2**20
 _RUN = re.compile(r"hydra-tune-run-(\d+)-(\d+)-.*")
 
 
-def files_directory(storage_url: str) -> Path:
-    """The directory for the files that belong to a database: beside an SQLite file, else in the current folder."""
+def files_directory(storage_url: str, recorded: str | None = None) -> Path:
+    """The directory for the files that belong to a database.
+
+    Beside an SQLite file, wherever that has moved. For a server, where the study's files are by its own record, while
+    that is there; else in the current folder.
+    """
     url = sqlalchemy.make_url(storage_url)
     if url.get_backend_name() == "sqlite" and url.database:
         database = Path(url.database)
-        return database.with_name(f"{database.stem if database.suffix == '.db' else database.name}_files")
-    where = f"{url.host}:{url.port}/{url.database}"
-    return Path("hydra_tune_files") / hashlib.sha256(where.encode()).hexdigest()[:12]
+        return database.with_name(f"{database.stem if database.suffix == '.db' else database.name}_files").resolve()
+    if recorded is not None and Path(recorded).is_dir():
+        return Path(recorded)
+    where = f"{url.host or url.query.get('host')}:{url.port}/{url.database}"
+    return Path("hydra_tune_files").resolve() / hashlib.sha256(where.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,14 @@ class StudyFiles:
     directory: Path
 
     @classmethod
-    def of(cls, storage_url: str, study_id: int) -> StudyFiles:
-        return cls(files_directory(storage_url).resolve() / f"study-{study_id}")
+    def of(cls, storage_url: str, study_id: int, settings: Mapping[str, Any]) -> StudyFiles:
+        """Those of a study with these recorded settings."""
+        return cls(files_directory(storage_url, settings.get("files")) / f"study-{study_id}")
+
+    def record(self, storage_url: str) -> dict[str, str]:
+        """Where they are, as it is recorded with the study's settings; what lies beside a database moves with it."""
+        beside = sqlalchemy.make_url(storage_url).get_backend_name() == "sqlite"
+        return {} if beside else {"files": str(self.directory.parent)}
 
     def weights(self, number: int) -> Path:
         """A trial's trained weights."""

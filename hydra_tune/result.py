@@ -16,7 +16,7 @@ from hydra_tune.files import StudyFiles
 from hydra_tune.seeds import RandomState, seed_everything
 from hydra_tune.source import Build
 from hydra_tune.storage import open_storage
-from hydra_tune.storage.queries import TrialRecord, trial_records
+from hydra_tune.storage.queries import TrialRecord, study_summary, trial_records
 from hydra_tune.weights import load_weights
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class SearchResult:
     def weights(self, number: int) -> Path:
         """The file with a trial's trained weights."""
         self._record(number)
-        path = StudyFiles.of(self._url, self.study._study_id).weights(number)
+        path = self._files.weights(number)
         if not path.is_file():
             raise InputError(
                 f"there are no weights of trial {number}",
@@ -121,7 +121,12 @@ class SearchResult:
 
     def has_weights(self, number: int) -> bool:
         """Whether a trial's trained weights are on disk."""
-        return StudyFiles.of(self._url, self.study._study_id).weights(number).is_file()
+        return self._files.weights(number).is_file()
+
+    @property
+    def _files(self) -> StudyFiles:
+        summary = study_summary(self._storage, self.study.study_name)
+        return StudyFiles.of(self._url, summary.study_id, summary.settings)
 
     def _record(self, number: int) -> TrialRecord:
         trials = self.trials

@@ -5,6 +5,7 @@ Plain synchronous code; `study_thread` runs it beside the event loop.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from optuna.trial import TrialState
 
 from hydra_tune.engine.unit import Unit, UnitResult
 from hydra_tune.errors import SpecError
+from hydra_tune.files import StudyFiles
 from hydra_tune.remote_trial import TrialInfo
 from hydra_tune.sampling import make_pruner, make_sampler
 from hydra_tune.seeds import new_study_seed, trial_seed
@@ -28,6 +30,8 @@ from hydra_tune.storage import open_storage
 from hydra_tune.storage.leases import HeldLease
 from hydra_tune.storage.queries import study_summary, trial_attempts
 from hydra_tune.storage.records import StudyRecords
+
+logger = logging.getLogger(__name__)
 
 _DISTRIBUTIONS: dict[str, Callable[..., BaseDistribution]] = {
     "suggest_float": FloatDistribution,
@@ -126,8 +130,22 @@ class OwnedStudy:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self.study.set_metric_names(list(self.settings.metrics))
         self.records = StudyRecords(self.storage, self.study_id)
-        stored = self.settings.stored()
+        self.files = self._find_files()
+        stored = {**self.settings.stored(), **self.files.record(self.settings.storage)}
         self.records.describe(self.seed, list(self.settings.metrics), stored, source.describe(), source.text())
+
+    def _find_files(self) -> StudyFiles:
+        """The study's files; where those of earlier runs are out of reach, that is said."""
+        before = self._before.settings if self._before is not None else {}
+        files = StudyFiles.of(self.settings.storage, self.study_id, before)
+        recorded = files.record(self.settings.storage)
+        if "files" in before and before["files"] != recorded.get("files"):
+            lack = (
+                f"the files of the study were in {before['files']}, which is not there: interrupted trials start again"
+            )
+            logger.warning("%s", lack)
+            self.records.event(None, "files", lack)
+        return files
 
     def _earlier_trials(self) -> tuple[dict[int, float], dict[str, BaseDistribution]]:
         """The values of completed trials, for their weights, and the space that all trials so far have shown."""

@@ -275,3 +275,14 @@ def test_checkpoints_of_a_deleted_study_are_not_used() -> None:
     result = run(build_small, trials=1)
     assert result.best_trial.state == "COMPLETE"
     assert not left.directory.exists()
+
+
+def test_a_database_that_was_moved_keeps_its_files(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"study": "m", "devices": "1xcpu", "progress": False}
+    (tmp_path / "old").mkdir()
+    ht.search(build_small, trials=1, storage="sqlite:///old/x.db", **options).close()
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved = ht.search(build_small, trials=2, storage="sqlite:///new/x.db", resume=True, **options)
+    assert moved.model(0) is not None
+    assert len(list((tmp_path / "new" / "x_files").rglob("trial-*.safetensors"))) == 2
+    moved.close()

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
 import hydra_tune as ht
 from hydra_tune.cli.app import run
+from hydra_tune.storage.tables import HYDRA_EVENTS
 from tests.candidates import build_small
+from tests.fault import searches
 
 
 def test_a_search_runs_and_resumes_on_postgresql(postgresql_url: str):
@@ -18,3 +26,45 @@ def test_a_search_runs_and_resumes_on_postgresql(postgresql_url: str):
     assert run(["doctor", "--storage", postgresql_url]) == 0
     first.close()
     more.close()
+
+
+def test_the_files_are_found_from_another_folder(postgresql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    options = {"study": "pg", "storage": postgresql_url, "devices": "1xcpu", "sampler": "random", "progress": False}
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    monkeypatch.chdir(here)
+    ht.search(build_small, trials=1, seed=1, **options).close()
+    monkeypatch.chdir(there)
+    more = ht.search(build_small, trials=2, resume=True, **options)
+    assert more.best_model() is not None
+    assert len(list(here.rglob("trial-*.safetensors"))) == 2
+    assert run(["export", "pg", "--to", "out", "--storage", postgresql_url]) == 0
+    assert run(["doctor", "--storage", postgresql_url]) == 0
+    assert not list(there.glob("hydra_tune_files"))
+    # Where they are out of reach, that is said, and the present folder is used.
+    shutil.rmtree(here / "hydra_tune_files")
+    ht.search(build_small, trials=3, resume=True, **options).close()
+    assert len(list(there.rglob("trial-*.safetensors"))) == 1
+    with more._storage.reading() as connection:
+        notes = connection.execute(select(HYDRA_EVENTS.c.message)).scalars().all()
+    assert [f"were in {here}" in note for note in notes] == [True]
+    more.close()
+
+
+def test_a_killed_search_is_resumed_from_another_folder(postgresql_url: str, tmp_path: Path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    flags = ["--study", "s", "--storage", postgresql_url]
+    command = ["search", f"{searches.SPEC}:build", *searches.COMMON, "--trials", "1", *flags]
+    with searches.started(*command, folder=here) as search:
+        pattern = "hydra_tune_files/*/study-*/trial-*/step-*.json"
+        step = searches.wait_for(lambda: next(here.glob(pattern), None), "a checkpoint")
+        searches.kill_and_reap(search)
+    assert step.parent.is_dir()
+    resumed = searches.run("resume", "s", "--storage", postgresql_url, folder=there)
+    assert resumed.returncode == 0, resumed.stderr
+    assert not step.parent.exists(), "used, and removed when the trial had ended"
+    assert list(here.rglob("trial-0.safetensors"))
+    assert not list(there.iterdir())
