@@ -15,6 +15,7 @@ from hydra_tune.engine.unit import Failure, Role, Unit, UnitFailed, UnitHung, Un
 from hydra_tune.errors import CandidateError, SpecError, WorkerLost, nearest
 from hydra_tune.files import StudyFiles
 from hydra_tune.remote_trial import TrialInfo
+from hydra_tune.resuming import ALLOW
 from hydra_tune.retries import Failed, RetryPolicy
 from hydra_tune.settings import SearchSettings
 from hydra_tune.states import Outcome, Status
@@ -102,7 +103,7 @@ class TrialRunner:
             finally:
                 self.engine.drop(info.attempt)
             if owned.space_change:
-                raise SpecError(owned.space_change, "resume with allow_changes (--allow-changes) if that is meant")
+                raise SpecError(owned.space_change, ALLOW)
             history.append(Failed(outcome.status, progressed=(facts.checkpoints, facts.trained) != before))
             if outcome.status in (Status.COMPLETE, Status.PRUNED) or not self.retries.again(history):
                 break

@@ -29,18 +29,24 @@ class Status(StrEnum):
 
 ENDS = frozenset(Status) - {Status.RUNNING, Status.INTERRUPTED}
 
-CHANGES: dict[Status | None, frozenset[Status]] = {
-    None: frozenset({Status.RUNNING}),
-    Status.RUNNING: ENDS,
-    **dict.fromkeys(ENDS, frozenset()),
+_FINAL: dict[Status | None, frozenset[Status]] = dict.fromkeys(ENDS, frozenset())
+
+CHANGES: dict[str, dict[Status | None, frozenset[Status]]] = {
+    "trial": {None: frozenset({Status.RUNNING}), Status.RUNNING: ENDS, **_FINAL},
+    "attempt": {
+        None: frozenset({Status.RUNNING}),
+        Status.RUNNING: ENDS | {Status.INTERRUPTED},
+        Status.INTERRUPTED: frozenset(),
+        **_FINAL,
+    },
 }
-"""What a trial may become; None stands for a trial that is not there yet."""
+"""What a trial and an attempt at one may become; None stands for what is not there yet."""
 
 
-def check_change(before: Status | None, after: Status) -> None:
+def check_change(what: str, before: Status | None, after: Status) -> None:
     """A change that the table does not allow is a mistake of the program's."""
-    if after not in CHANGES[before]:
-        raise ValueError(f"a trial cannot go from {before} to {after}")
+    if after not in CHANGES[what][before]:
+        raise ValueError(f"no {what} can go from {before} to {after}")
 
 
 # Optuna refuses values with FAIL, and its samplers ignore failed trials: a diverged trial is told as PRUNED, so that

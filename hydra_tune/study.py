@@ -20,15 +20,17 @@ from optuna.trial import TrialState
 from hydra_tune.engine.unit import Unit, UnitResult
 from hydra_tune.errors import SpecError
 from hydra_tune.files import StudyFiles
+from hydra_tune.ledger import Ledger
 from hydra_tune.remote_trial import TrialInfo
+from hydra_tune.resuming import check_objectives, check_source
 from hydra_tune.sampling import make_pruner, make_sampler
 from hydra_tune.seeds import new_study_seed, trial_seed
 from hydra_tune.settings import SearchSettings
-from hydra_tune.source import Source, difference
-from hydra_tune.states import OPTUNA_STATE, Outcome, Status, check_change
+from hydra_tune.source import Source
+from hydra_tune.states import OPTUNA_STATE, Outcome, Status
 from hydra_tune.storage import open_storage
 from hydra_tune.storage.leases import HeldLease
-from hydra_tune.storage.queries import study_summary, trial_attempts
+from hydra_tune.storage.queries import study_summary, trial_attempts, trial_records
 from hydra_tune.storage.records import StudyRecords
 
 logger = logging.getLogger(__name__)
@@ -38,7 +40,6 @@ _DISTRIBUTIONS: dict[str, Callable[..., BaseDistribution]] = {
     "suggest_int": IntDistribution,
     "suggest_categorical": CategoricalDistribution,
 }
-_ALLOW = "resume with allow_changes (--allow-changes) if that is meant"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,6 @@ class _Running:
 
     trial: optuna.Trial
     attempt: str = ""
-    status: Status = Status.RUNNING
 
 
 class OwnedStudy:
@@ -87,7 +87,7 @@ class OwnedStudy:
             raise SpecError(f"study {settings.study!r} exists already", "use resume to go on with it, or another name")
         self._before = study_summary(self.storage, settings.study) if settings.resume else None
         if self._before is not None:
-            self._check_source(self._before.source, source.text())
+            check_source(self._before, settings, source)
         recorded = self._before.seed if self._before is not None else None
         self.seed = next(s for s in (settings.seed, recorded, new_study_seed()) if s is not None)
         self.sampler = make_sampler(settings.sampler, seed=self._sampler_seed(), space=space)
@@ -96,7 +96,8 @@ class OwnedStudy:
         if not exists:
             directions = [StudyDirection[direction.upper()] for direction in settings.directions]
             return optuna.create_study(study_name=settings.study, directions=directions, **parts)
-        self._check_objectives()
+        assert self._before is not None
+        check_objectives(self._before, settings)
         return optuna.load_study(study_name=settings.study, **parts)
 
     def _sampler_seed(self) -> int:
@@ -108,28 +109,12 @@ class OwnedStudy:
         by_number = self.settings.sampler in ("random", "grid", "qmc")
         return self.seed if by_number or not stored else trial_seed(self.seed, stored)
 
-    def _check_objectives(self) -> None:
-        """A study goes on with the objectives it was started with: its values mean nothing under others."""
-        before = self._before
-        assert before is not None
-        was = [f"{direction} {metric}" for direction, metric in zip(before.directions, before.metrics, strict=True)]
-        now = [f"{d} {m}" for d, m in zip(self.settings.directions, self.settings.metrics, strict=True)]
-        if before.settings and was != now:
-            raise SpecError(
-                f"study {self.settings.study!r} was started to {', '.join(was)}, not to {', '.join(now)}",
-                "give the same metric and direction, or start another study",
-            )
-
-    def _check_source(self, before: str | None, after: str | None) -> None:
-        changed = difference(before, after)
-        if changed and not self.settings.allow_changes:
-            raise SpecError(f"what study {self.settings.study!r} builds has changed: {changed}", _ALLOW)
-
     def _describe(self, source: Source) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self.study.set_metric_names(list(self.settings.metrics))
         self.records = StudyRecords(self.storage, self.study_id)
+        self.ledger = Ledger(self.records)
         self.files = self._find_files()
         stored = {**self.settings.stored(), **self.files.record(self.settings.storage)}
         self.records.describe(self.seed, list(self.settings.metrics), stored, source.describe(), source.text())
@@ -192,27 +177,23 @@ class OwnedStudy:
     def interrupted(self) -> list[Asked]:
         """Trials that an earlier run left unfinished; they go on under their own numbers."""
         left = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return [
-            self._take(optuna.Trial(self.study, trial._trial_id), self._end_open_attempts(trial.number))
-            for trial in left
-        ]
+        seeds = {record.number: record.seed for record in trial_records(self.storage, self.settings.study)}
+        return [self._take_up(optuna.Trial(self.study, trial._trial_id), seeds[trial.number]) for trial in left]
 
-    def _end_open_attempts(self, number: int) -> int:
-        attempts = trial_attempts(self.storage, self.settings.study, number)
-        for attempt in attempts:
-            if attempt.state == Status.RUNNING:
-                self.records.attempt_ended(attempt.attempt_id, Status.INTERRUPTED.value, "its search ended")
-        return len(attempts)
+    def _take_up(self, trial: optuna.Trial, recorded: int | None) -> Asked:
+        """Its seed is the one it was started with, whatever the study's is now: its checkpoints depend on it."""
+        seed = trial_seed(self.seed, trial.number) if recorded is None else recorded
+        attempts = trial_attempts(self.storage, self.settings.study, trial.number)
+        self.ledger.trial_taken_up(trial.number, seed, attempts)
+        self._running[trial.number] = _Running(trial)
+        return Asked(trial.number, seed, len(attempts))
 
     def ask(self) -> Asked:
         """A new trial from the sampler."""
-        return self._take(self.study.ask(), 0)
-
-    def _take(self, trial: optuna.Trial, attempts: int) -> Asked:
-        asked = Asked(trial.number, trial_seed(self.seed, trial.number), attempts)
-        check_change(None, Status.RUNNING)
+        trial = self.study.ask()
+        asked = Asked(trial.number, trial_seed(self.seed, trial.number))
+        self.ledger.trial_started(asked.number, asked.seed)
         self._running[trial.number] = _Running(trial)
-        self.records.trial(asked.number, seed=asked.seed, status=Status.RUNNING.value)
         return asked
 
     def begin_attempt(self, asked: Asked, attempt: int, failed: tuple[str, Outcome] | None = None) -> TrialInfo:
@@ -220,7 +201,7 @@ class OwnedStudy:
         if failed is not None:
             self.end_attempt(*failed)
         running = self._running[asked.number]
-        running.attempt = self.records.attempt_started(asked.number, attempt, "", 0)
+        running.attempt = self.ledger.attempt_started(asked.number, attempt)
         return TrialInfo(
             number=asked.number,
             seed=asked.seed,
@@ -231,7 +212,7 @@ class OwnedStudy:
         )
 
     def end_attempt(self, attempt: str, outcome: Outcome) -> None:
-        self.records.attempt_ended(attempt, outcome.status.value, outcome.error, outcome.traceback)
+        self.ledger.attempt_ended(attempt, outcome)
 
     def answer(self, number: int, attempt: str, name: str, args: tuple[Any, ...]) -> Any:
         """What user code in a worker asks its trial; only the present attempt's word counts."""
@@ -283,13 +264,11 @@ class OwnedStudy:
 
     def tell(self, number: int, attempt: str, outcome: Outcome, **facts: Any) -> list[int]:
         """End a trial by its present attempt. Returns the trials whose weights are no longer among the best."""
-        running = self._running.pop(number)
-        check_change(running.status, outcome.status)
-        self.end_attempt(attempt, outcome)
+        self.ledger.trial_ended(number, outcome, **facts)
+        self.ledger.attempt_ended(attempt, outcome)
         state = OPTUNA_STATE[outcome.status]
         values = list(outcome.values) if state is TrialState.COMPLETE and outcome.values else None
-        self.study.tell(running.trial, values, state)
-        self.records.trial(number, status=outcome.status.value, error=outcome.error, **facts)
+        self.study.tell(self._running.pop(number).trial, values, state)
         return self._no_longer_kept(number, outcome)
 
     def _no_longer_kept(self, number: int, outcome: Outcome) -> list[int]:

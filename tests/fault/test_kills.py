@@ -82,6 +82,19 @@ def test_a_killed_coordinator_is_resumed_to_the_same_result(tmp_path: Path, unbr
     assert not list(tmp_path.glob("hydra_tune_files/*/*.checkpoints"))
 
 
+def test_another_seed_does_not_change_trials_in_flight(tmp_path: Path, unbroken: list[Any]) -> None:
+    first = ["search", f"{SPEC}:build", *COMMON, "--trials", "2", "--study", "s"]
+    with started(*first, folder=tmp_path) as search:
+        wait_for_checkpoint(tmp_path)
+        kill_and_reap(search)
+    again = [*SEARCH, "--resume", "--seed", "5"]
+    resumed = run(*again, folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    seen = values(tmp_path, "s")
+    assert seen[:2] == unbroken[:2]
+    assert seen[2] != unbroken[2]
+
+
 BREEDING = """
 import os, subprocess, time
 from multiprocessing import get_context
