@@ -72,11 +72,12 @@ class Checkpoints:
         damaged: list[str] = []
         for step in reversed(self._steps()):
             try:
-                return Checkpoint(step, self._load(step), tuple(damaged))
+                state = self._load(step)
+                return Checkpoint(step, state, tuple(f"{note}; that of step {step} is used" for note in damaged))
             except (OSError, ValueError, KeyError, TypeError) as error:
-                damaged.append(f"the checkpoint of step {step} is damaged ({error}); the one before it is used")
+                damaged.append(f"the checkpoint of step {step} is damaged ({error})")
         if damaged:
-            return Checkpoint(-1, None, tuple(damaged))
+            return Checkpoint(-1, None, (*damaged[:-1], f"{damaged[-1]}; no other is left, and the trial starts again"))
         return None
 
     def remove(self) -> None:

@@ -143,12 +143,18 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path: Pa
     assert found is not None
     assert found.step == 1
     assert found.state["x"][0] == 1
-    assert "the checkpoint of step 2 is damaged" in found.damaged[0]
+    (note,) = found.damaged
+    assert note.startswith("the checkpoint of step 2 is damaged (")
+    assert note.endswith("); that of step 1 is used")
     (tmp_path / "step-1.safetensors").write_bytes(b"")
     nothing = checkpoints.newest()
     assert nothing is not None
     assert nothing.state is None
-    assert len(nothing.damaged) == 2
+    assert [note.partition(" is damaged")[0] for note in nothing.damaged] == [
+        "the checkpoint of step 2", "the checkpoint of step 1",
+    ]  # fmt: skip
+    assert nothing.damaged[1].endswith("; no other is left, and the trial starts again")
+    assert not any("is used" in note for note in nothing.damaged)
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
