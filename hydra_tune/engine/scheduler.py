@@ -64,6 +64,8 @@ class Policy:
     """An order of units, and how far a worker may depart from it to spare a move."""
 
     order: Order
+    drawn: bool = False
+    """Whether `order` draws how long a unit waits from its arrival on, instead of ranking it once and for all."""
     lazy: bool = False
     slack: float = 0.0
     """A lazy worker stays with its trial while no other has more than these seconds longer to go."""
@@ -99,8 +101,17 @@ def shortest_remaining(ready: Ready) -> tuple[float, ...]:
 
 
 def shuffled(seed: int) -> Order:
-    """An order by chance that depends on the seed, the trial and its arrival only: runs can be repeated."""
-    return lambda ready: (_mixed(_mixed(seed) ^ _mixed(ready.trial + 1) ^ ready.arrival), ready.arrival)
+    """Any waiting unit with equal chance, by the seed, the trial and its arrival only: runs can be repeated.
+
+    A rank by chance would not do: units of bad rank would stay behind for ever. Waits are drawn from the exponential
+    distribution, which has no memory: whoever waits has the same chance to be next, however long it has waited.
+    """
+
+    def wait(ready: Ready) -> tuple[float, ...]:
+        mixed = _mixed(_mixed(seed) ^ _mixed(ready.trial + 1) ^ ready.arrival)
+        return (-math.log((mixed + 1) / 2**64), ready.arrival)
+
+    return wait
 
 
 POLICIES: dict[str, Policy] = {
@@ -109,7 +120,7 @@ POLICIES: dict[str, Policy] = {
     "lrtf": Policy(longest_remaining),
     "lazy-lrtf": Policy(longest_remaining, lazy=True, slack=SLACK_SECONDS, move_slack=MOVE_SLACK_SECONDS),
     "srtf": Policy(shortest_remaining),
-    "random": Policy(shuffled(0)),
+    "random": Policy(shuffled(0), drawn=True),
 }
 
 
@@ -166,6 +177,7 @@ class ReadyUnits:
         self.policy = policy
         self._live: dict[Hashable, _Entry] = {}
         self._count = 0
+        self._drawn_until = 0.0
         self._pools: dict[_Pool, _Heap] = {}
         # Only a lazy policy asks for these two: units that may go anywhere, by where their trial is at home.
         self._homes: dict[_Pool, _Heap] = {}
@@ -189,7 +201,10 @@ class ReadyUnits:
         self.discard(ready.key)
         self._count += 1
         # The count keeps equal units in the order in which they came, and tuples from comparing units.
-        entry = (self.policy.order(ready), self._count, ready)
+        order = self.policy.order(ready)
+        if self.policy.drawn:
+            order = (self._drawn_until + order[0], *order[1:])
+        entry = (order, self._count, ready)
         self._live[ready.key] = entry
         self._attempts.setdefault(ready.attempt, {})[ready.key] = entry
         for heap in self._heaps_of(ready):
@@ -210,19 +225,22 @@ class ReadyUnits:
 
     def take(self, worker: WorkerView) -> Ready | None:
         """The unit that `worker` runs next, which is no longer ready then; None when nothing waits for it."""
-        ready = self.peek(worker)
-        if ready is not None:
-            self.discard(ready.key)
-        return ready
+        entry = self._choice(worker)
+        if entry is None:
+            return None
+        self.discard(entry[2].key)
+        if self.policy.drawn:
+            self._drawn_until = max(self._drawn_until, entry[0][0])
+        return entry[2]
 
     def peek(self, worker: WorkerView) -> Ready | None:
         """What `take` would give."""
+        entry = self._choice(worker)
+        return None if entry is None else entry[2]
+
+    def _choice(self, worker: WorkerView) -> _Entry | None:
         best = self._first(self._pools, worker.role, worker.worker, None)
-        if best is None:
-            return None
-        if self.policy.lazy:
-            best = self._spare_a_move(best, worker)
-        return best[2]
+        return self._spare_a_move(best, worker) if best is not None and self.policy.lazy else best
 
     def _spare_a_move(self, best: _Entry, worker: WorkerView) -> _Entry:
         """Instead of the best: the worker's own trial within the slack, else one at home within the move slack."""
