@@ -18,6 +18,7 @@ from hydra_tune.cli.migrate import migrate
 from hydra_tune.cli.resume import resume
 from hydra_tune.cli.search import search
 from hydra_tune.cli.show import show
+from hydra_tune.cli.simulate import simulate
 from hydra_tune.cli.spaces import spaces
 from hydra_tune.cli.studies import studies
 from hydra_tune.cli.trials import trials
@@ -29,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (search, resume, studies, trials, show, best, export, spaces, doctor, migrate):
+for command in (search, resume, studies, trials, show, best, export, spaces, simulate, doctor, migrate):
     app.command()(command)
 
 

@@ -121,5 +121,5 @@ def test_help_does_not_import_torch() -> None:
     program += "print([m for m in ('torch', 'optuna', 'sqlalchemy', 'numpy') if m in sys.modules], file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stderr == "[]\n"
-    for command in ("search", "studies", "trials", "show", "best", "export", "spaces", "doctor"):
+    for command in ("search", "studies", "trials", "show", "best", "export", "spaces", "simulate", "doctor"):
         assert command in done.stdout
