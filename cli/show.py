@@ -94,6 +94,8 @@ def print_trial(record: TrialRecord, metrics: Sequence[str]) -> None:
         ("strategy", record.strategy), ("shards", record.shards), ("device", record.device), ("seed", record.seed),
         ("seconds", None if record.seconds is None else f"{record.seconds:.2f}"),
         ("peak memory", None if record.peak_device_bytes is None else format_bytes(record.peak_device_bytes)),
+        ("spilled", None if not record.spill_written_bytes else format_bytes(record.spill_written_bytes)),
+        ("read back", None if not record.spill_read_bytes else format_bytes(record.spill_read_bytes)),
         ("communicated", None if not record.communicated_bytes else format_bytes(record.communicated_bytes)),
     ]  # fmt: skip
     typer.echo("  " + ", ".join(f"{name} {value}" for name, value in facts if value not in (None, "")))
@@ -117,15 +119,28 @@ def _print_curves(curves: dict[int, dict[str, float]]) -> None:
 def _print_units(units: Sequence[Any]) -> None:
     from hydra_tune.cli.tables import Table, print_table
 
-    kinds: dict[tuple[str, str], list[float]] = {}
-    for unit in units:
-        kinds.setdefault((unit.kind, unit.device), []).append(unit.seconds)
-    if not kinds:
+    if not units:
         return
-    table = Table(["work", "device", "units", "seconds"])
-    for (kind, device), seconds in kinds.items():
-        table.rows.append([kind, device, str(len(seconds)), f"{sum(seconds):.2f}"])
+    kinds: dict[tuple[str, str, str], list[Any]] = {}
+    for unit in units:
+        shard = "" if unit.shard is None else str(unit.shard)
+        kinds.setdefault((unit.kind, shard, unit.device), []).append(unit)
+    moved = any(unit.shard is not None for unit in units)
+    columns = ["work", *(["shard"] if moved else []), "device", "units", "seconds", *(["in", "out"] if moved else [])]
+    table = Table(columns, numeric=frozenset({"shard", "units", "seconds", "in", "out"}))
+    for (kind, shard, device), some in kinds.items():
+        count = sum(unit.steps or 1 for unit in some)
+        row = [kind, *([shard] if moved else []), device, str(count), f"{sum(unit.seconds for unit in some):.2f}"]
+        if moved:
+            row += [_bytes(sum(unit.read_bytes or 0 for unit in some)), _bytes(sum(u.written_bytes or 0 for u in some))]
+        table.rows.append(row)
     print_table(table)
+
+
+def _bytes(count: int) -> str:
+    from hydra_tune.devices import format_bytes
+
+    return format_bytes(count) if count else ""
 
 
 def _print_attempts(attempts: Sequence[Any]) -> None:

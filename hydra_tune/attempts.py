@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
-from hydra_tune.builds import Blueprint, Built, build_for_device, build_here
+from hydra_tune.builds import Blueprint, Built, build_and_hold, build_for_device, build_here
 from hydra_tune.checkpoint import Checkpoints
 from hydra_tune.deadlines import Deadlines
 from hydra_tune.engine.engine import Engine
+from hydra_tune.engine.remaining import Survival, expected_remaining
 from hydra_tune.engine.unit import Failure, Role, Unit, UnitFailed, UnitHung, UnitResult
 from hydra_tune.errors import CandidateError, SpecError, WorkerLost, nearest
 from hydra_tune.files import StudyFiles
@@ -41,6 +42,11 @@ class TrialFacts:
     trained: bool = False
     """Whether it has weights and checkpoints."""
     checkpoints: int = 0
+    strategy: str = ""
+    shards: int = 1
+    read_bytes: int = 0
+    """From the spill store."""
+    written_bytes: int = 0
 
     def add(self, unit: Unit, result: UnitResult) -> None:
         if unit.role is Role.DEVICE:
@@ -76,11 +82,14 @@ class TrialRunner:
     facts: dict[int, TrialFacts] = field(default_factory=dict)
     candidates_seen: bool = False
     """Whether `build` is known to return candidates; until then it runs on a device, where an objective belongs."""
+    objective_seen: bool = False
+    """Whether `build` is an ordinary objective, which belongs on a device whatever the strategy."""
     builder_refused: str = ""
     """Why candidates of this study are built on devices after all."""
 
     def __post_init__(self) -> None:
         self.deadlines = Deadlines(self.settings.deadline)
+        self.survival = Survival(pruner=self.settings.pruner not in (None, "none"))
 
     async def run(self, asked: Asked) -> Ended | None:
         """Run one trial to its end; None when it was interrupted. Never raises for what user code does."""
@@ -115,7 +124,9 @@ class TrialRunner:
         facts = self.facts.pop(number)
         surplus = await self.study.call(
             self.study.study.tell, number, attempt, outcome, seconds=facts.seconds, device=facts.device,
-            peak_device_bytes=facts.peak_device_bytes, strategy=self.strategy.name, shards=1, communicated_bytes=0,
+            peak_device_bytes=facts.peak_device_bytes, strategy=facts.strategy or self.strategy.name,
+            shards=facts.shards, communicated_bytes=0, spill_read_bytes=facts.read_bytes,
+            spill_written_bytes=facts.written_bytes,
         )  # fmt: skip
         return Ended(outcome, facts.trained, surplus)
 
@@ -155,7 +166,11 @@ class TrialRunner:
             return Outcome(Status.LOST, error=str(error))
 
     async def _build(self, info: TrialInfo) -> tuple[Built, int | None]:
-        """Build in the builder once candidates are expected and can travel; else on a device."""
+        """Build in the builder where that is known to be good; else on a device."""
+        if self.strategy.builds_apart and not self.objective_seen:
+            result = await self._build_unit(info, build_and_hold, Role.BUILDER)
+            self.objective_seen = result.value.values is not None
+            return result.value, result.worker
         if self.candidates_seen and not self.builder_refused:
             result = await self._build_unit(info, build_for_device, Role.BUILDER)
             built: Built = result.value
@@ -186,6 +201,7 @@ class TrialRunner:
             number=info.number, seed=info.seed, attempt=info.attempt, blueprint=blueprint, candidacy=candidacy,
             metric=self.settings.metrics[0], maximize=self.settings.directions[0] == "maximize",
             weights=self.files.weights(info.number), checkpoints=self.files.checkpoints(info.number),
+            profiles=self.files.profiles,
             engine=self.engine, runner=self,
         )  # fmt: skip
         await self.strategy.train(run)
@@ -213,8 +229,32 @@ class _Run(TrialRun):
     def progress(self, progress: Progress) -> None:
         self.runner.on_progress(self.number, self.blueprint, progress)
 
+    def remaining(self, progress: Progress) -> float | None:
+        if not progress.batches_done:
+            return None
+        per_epoch = progress.batches * progress.seconds / progress.batches_done
+        epoch = progress.epoch + progress.batch / progress.batches
+        return expected_remaining(per_epoch, epoch, self.blueprint.epochs, self.runner.survival)
+
+    def planned(self, strategy: str, shards: int) -> None:
+        facts = self.runner.facts[self.number]
+        facts.strategy, facts.shards = strategy, shards
+
+    def spilled(self, read: int, written: int) -> None:
+        facts = self.runner.facts[self.number]
+        facts.read_bytes += read
+        facts.written_bytes += written
+
+    def note(self, kind: str, message: str) -> None:
+        logger.info("trial %d: %s", self.number, message)
+        study = self.runner.study
+        study.post(study.study.event, self.number, kind, message)
+
     async def report(self, epoch: int, metrics: dict[str, float]) -> None:
-        if await self._record(epoch, metrics):
+        pruned = await self._record(epoch, metrics)
+        self.runner.survival.reported(epoch)
+        if pruned:
+            self.runner.survival.pruned(epoch)
             raise Pruned
 
     async def restored(self, history: list[dict[str, float]], notes: tuple[str, ...]) -> None:

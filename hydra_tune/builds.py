@@ -109,6 +109,22 @@ def build_for_device(context: WorkerContext, source_file: str, info: TrialInfo) 
     return Built(blueprint=blueprint, parcel=parcel)
 
 
+def build_and_hold(context: WorkerContext, source_file: str, info: TrialInfo) -> Built:
+    """Build in the builder, where the candidate stays until its strategy takes it apart."""
+    return build_here(context, source_file, info)
+
+
+def pack_here(context: WorkerContext, thing: Any) -> bytes:
+    """Pack for any process of this run; its tensors' files live as long as they do here."""
+    try:
+        return pack(thing, _tensor_files(context))
+    except Exception as error:
+        raise CandidateError(
+            f"the candidate cannot be sent to a device ({type(error).__name__}: {error})",
+            "give it parts that can be pickled, or use --strategy whole",
+        ) from error
+
+
 def receive(parcel: bytes) -> Prepared:
     """The candidate that the builder packed, in this process."""
     prepared = unpack(parcel)

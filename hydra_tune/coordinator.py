@@ -22,10 +22,11 @@ from hydra_tune.attempts import Ended, TrialRunner
 from hydra_tune.builds import write_source
 from hydra_tune.devices import Device, parse_devices
 from hydra_tune.display import Display, make_display
-from hydra_tune.engine.engine import Engine
+from hydra_tune.engine.engine import SLOTS, Engine
+from hydra_tune.engine.scheduler import POLICIES
 from hydra_tune.engine.unit import Unit, UnitResult
 from hydra_tune.errors import SearchFailed
-from hydra_tune.files import run_directory
+from hydra_tune.files import run_directories
 from hydra_tune.result import SearchResult
 from hydra_tune.sampling import make_pruner, make_sampler, trial_limit
 from hydra_tune.settings import SearchSettings, make_settings
@@ -93,11 +94,11 @@ def run_search(
     """Run a search whose settings are already checked; `hint` is shown once it has started."""
     devices = parse_devices(settings.devices, settings.device_memory)
     # What is wrong with these shows before anything is created.
-    resolve(settings.strategy)
+    resolve(settings.strategy, budgeted=settings.device_memory is not None)
     make_sampler(settings.sampler, seed=settings.seed or 0, space=space)
     make_pruner(settings.pruner)
-    with run_directory(settings.spill) as directory, make_display(settings, devices) as display:
-        whole_search = Search(source, settings, devices, display, directory, space, hint)
+    with run_directories(settings.spill) as directories, make_display(settings, devices) as display:
+        whole_search = Search(source, settings, devices, display, directories, space, hint)
         _in_event_loop(whole_search)
     result = SearchResult(settings.storage, settings.study, load_build or source.load)
     if whole_search.interrupted:
@@ -137,7 +138,8 @@ class Search:
     settings: SearchSettings
     devices: tuple[Device, ...]
     display: Display
-    directory: str
+    directories: tuple[str, ...]
+    """For what processes hand to each other: the first one, and where spilled state goes when that is full."""
     space: Any = None
     hint: str = ""
     interrupted: bool = False
@@ -152,14 +154,18 @@ class Search:
         self._announcements: set[asyncio.Task[None]] = set()
         self._broken: Exception | None = None
         self._deadline = None if self.settings.timeout is None else time.monotonic() + self.settings.timeout
+        self._strategy = resolve(self.settings.strategy, budgeted=self.settings.device_memory is not None)
         at_once = min(self.settings.trials, self._concurrency)
         folder = self.source.folder()
         engine = Engine(
             self.devices,
             observer=self,
-            directory=self.directory,
+            directory=self.directories[0],
+            overflow=self.directories[1:],
             python_path=[folder] if folder else [],
             expect=at_once,
+            policy=POLICIES["lazy-lrtf" if self._strategy.builds_apart else "fair"],
+            slots=1 if self._strategy.builds_apart else SLOTS,
         )
         thread = StudyThread(lambda: OwnedStudy(self.settings, self.space, self.source))
         with _signals(self._interrupt, self.display.restore_terminal):
@@ -168,8 +174,8 @@ class Search:
                 self.study = thread
                 self.runner = TrialRunner(
                     settings=self.settings,
-                    source_file=write_source(self.source, self.directory),
-                    strategy=resolve(self.settings.strategy),
+                    source_file=write_source(self.source, self.directories[0]),
+                    strategy=self._strategy,
                     engine=engine,
                     study=thread,
                     files=thread.study.files,
@@ -217,7 +223,8 @@ class Search:
 
     @property
     def _concurrency(self) -> int:
-        return self.settings.concurrency or len(self.devices)
+        # One more than devices where trials move: while one is cut or saved in the builder, every device has another.
+        return self.settings.concurrency or len(self.devices) + self._strategy.builds_apart
 
     def _may_ask(self, trials: int, limit: int) -> bool:
         in_time = self._deadline is None or time.monotonic() < self._deadline

@@ -67,29 +67,42 @@ class StudyFiles:
         names = (entry.name for entry in self.directory.glob("*.checkpoints"))
         return [int(match[1]) for name in names if (match := re.fullmatch(r"trial-(\d+)\.checkpoints", name))]
 
+    @property
+    def profiles(self) -> Path:
+        """Where the measured costs of models are kept, for all studies of the database."""
+        return self.directory.parent / "profiles"
+
     def checkpoints(self, number: int) -> Path:
         """The directory of a running trial's checkpoints."""
         return self.directory / f"trial-{number}.checkpoints"
 
 
 @contextmanager
-def run_directory(spill: str | None) -> Iterator[str]:
-    """A directory for the life of one search: in shared memory while that has room, else on disk.
+def run_directories(spill: str | None) -> Iterator[tuple[str, ...]]:
+    """Directories for the life of one search, the first in shared memory while that has room, the last on disk.
 
-    Those of searches that were killed are removed first.
+    A directory that the user names is the only one. Those of searches that were killed are removed first.
     """
-    place = spill or _roomy_place() or tempfile.gettempdir()
-    for abandoned in abandoned_directories(Path(place)):
-        shutil.rmtree(abandoned, ignore_errors=True)
+    default = [*([str(SHARED_MEMORY)] if _is_roomy() else []), tempfile.gettempdir()]
+    places = [str(spill)] if spill else default
+    made: list[str] = []
+    try:
+        for place in places:
+            for abandoned in abandoned_directories(Path(place)):
+                shutil.rmtree(abandoned, ignore_errors=True)
+            made.append(_make_directory(place))
+        yield tuple(made)
+    finally:
+        for directory in made:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _make_directory(place: str) -> str:
     prefix = f"hydra-tune-run-{os.getpid()}-{process_start(os.getpid()):.0f}-"
     try:
-        directory = tempfile.mkdtemp(prefix=prefix, dir=place)
+        return tempfile.mkdtemp(prefix=prefix, dir=place)
     except OSError as error:
         raise InputError(f"no directory can be made in {place!r} ({error.strerror})", "give another --spill") from error
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def abandoned_directories(place: Path) -> list[Path]:
@@ -103,7 +116,6 @@ def abandoned_directories(place: Path) -> list[Path]:
     return found
 
 
-def _roomy_place() -> str | None:
+def _is_roomy() -> bool:
     usable = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
-    roomy = usable and shutil.disk_usage(SHARED_MEMORY).free >= LEAST_SHARED_MEMORY
-    return str(SHARED_MEMORY) if roomy else None
+    return usable and shutil.disk_usage(SHARED_MEMORY).free >= LEAST_SHARED_MEMORY

@@ -284,9 +284,16 @@ class OwnedStudy:
     # Records
 
     def unit(self, unit: Unit, result: UnitResult) -> None:
-        self.records.unit(
-            unit.trial, unit.attempt, unit.kind, result.device, result.started, result.seconds, result.peak_bytes
-        )
+        """Record a unit, or the steps that it was made of."""
+        if not result.steps:
+            self.records.unit(
+                unit.trial, unit.attempt, unit.kind, result.device, result.started, result.seconds, result.peak_bytes
+            )
+        for step in result.steps:
+            self.records.unit(
+                unit.trial, unit.attempt, step.kind, result.device, step.started, step.seconds, result.peak_bytes,
+                shard=step.shard, read_bytes=step.read_bytes, written_bytes=step.written_bytes, steps=step.count,
+            )  # fmt: skip
 
     def late_result(self, unit: Unit, device: str) -> None:
         self.records.event(unit.trial, "refused", f"a late result of attempt {unit.attempt} ({unit.kind}) on {device}")

@@ -30,7 +30,7 @@ from hydra_tune.weights import save_weights
 # size takes the same memory, and counting would only cost time.
 _MEASURED_STEPS = 2
 
-_POSITION = ("epoch", "batch", "steps", "_loss_sum", "_loss_rows")
+_POSITION = ("epoch", "batch", "steps", "loss_sum", "loss_rows")
 
 
 class Diverged(TrialEnded):
@@ -81,8 +81,8 @@ class Training:
         self.kept: dict[str, torch.Tensor] | None = None
         self.history: list[dict[str, float]] = []
         """The metrics of the epochs so far."""
-        self._loss_sum = 0.0
-        self._loss_rows = 0
+        self.loss_sum = 0.0
+        self.loss_rows = 0
         seed_everything(seed)
         self._random = RandomState.capture(device)
 
@@ -104,7 +104,7 @@ class Training:
             if time.perf_counter() - began >= seconds:
                 break
         self._random = RandomState.capture(self.device)
-        mean = self._loss_sum / max(self._loss_rows, 1)
+        mean = self.loss_sum / max(self.loss_rows, 1)
         return Progress(
             epoch=self.epoch, batch=self.batch, batches=len(self.batches), steps=self.steps, loss=mean,
             batches_done=self.batch - first, seconds=time.perf_counter() - began,
@@ -122,8 +122,8 @@ class Training:
         self.batch += 1
         if self.batch % candidate.accumulate == 0 or self.batch == len(self.batches):
             self._step()
-        self._loss_sum += value * rows
-        self._loss_rows += rows
+        self.loss_sum += value * rows
+        self.loss_rows += rows
 
     def _step(self) -> None:
         if self.candidate.clip_grad_norm is not None:
@@ -143,7 +143,7 @@ class Training:
 
     def end_epoch(self) -> dict[str, float]:
         """Judge the epoch, step an epoch schedule, and go to the next epoch. Returns every metric by name."""
-        train_loss = self._loss_sum / max(self._loss_rows, 1)
+        train_loss = self.loss_sum / max(self.loss_rows, 1)
         judged = {"train_loss": train_loss, **(self._evaluate() or {"loss": train_loss})}
         if self.scheduler is not None and self.candidate.schedule_every == "epoch":
             if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -151,7 +151,7 @@ class Training:
             else:
                 self.scheduler.step()
         self.epoch, self.batch = self.epoch + 1, 0
-        self._loss_sum, self._loss_rows = 0.0, 0
+        self.loss_sum, self.loss_rows = 0.0, 0
         self.history.append(judged)
         return judged
 
@@ -159,7 +159,7 @@ class Training:
         """All that is needed to go on from here in another process, on the same batch."""
         pending = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         return {
-            "tensors": {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())},
+            "tensors": self.named_tensors(),
             "gradients": pending,
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
@@ -167,11 +167,15 @@ class Training:
             "position": {name: getattr(self, name) for name in _POSITION},
             "history": self.history,
             "kept": self.kept,
-            "data": self._data_shape(),
+            "data": self.data_shape(),
             "extra": {name: module.get_extra_state() for name, module in self._with_extra_state()},
         }
 
-    def _data_shape(self) -> tuple[int, int, int]:
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Every parameter and buffer, a tied one once."""
+        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+
+    def data_shape(self) -> tuple[int, int, int]:
         return self.batches.rows, self.batches.size, len(self.batches)
 
     def _with_extra_state(self) -> list[tuple[str, nn.Module]]:
@@ -180,11 +184,10 @@ class Training:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state of the same candidate."""
-        own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        saved = state["tensors"]
+        own, saved = self.named_tensors(), state["tensors"]
         if own.keys() != saved.keys() or any(own[name].shape != saved[name].shape for name in own):
             raise ValueError("it is of another model")
-        if tuple(state["data"]) != self._data_shape():
+        if tuple(state["data"]) != self.data_shape():
             raise ValueError("it is of other data")
         with torch.no_grad():
             for name, tensor in own.items():
@@ -199,7 +202,7 @@ class Training:
             self.scheduler.load_state_dict(state["scheduler"])
         self._random = RandomState.from_state(state["random"])
         for name, value in state["position"].items():
-            setattr(self, name, value)
+            setattr(self, name.removeprefix("_"), value)
         self.history, self.kept = state["history"], state["kept"]
 
     def _restore_optimizer(self, state: dict[str, Any]) -> None:
@@ -214,12 +217,14 @@ class Training:
 
     def keep_weights(self) -> None:
         """Remember the weights as they are now, for a candidate that keeps its best epoch."""
-        self.kept = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+        self.kept = {name: tensor.detach().cpu().clone() for name, tensor in self.named_tensors().items()}
 
     def save(self, path: Path) -> None:
         """Write the weights to keep."""
         if self.kept is not None:
-            self.model.load_state_dict(self.kept)
+            with torch.no_grad():
+                for name, tensor in self.named_tensors().items():
+                    tensor.copy_(self.kept[name])
         save_weights(self.model, path)
 
     @torch.no_grad()

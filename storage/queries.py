@@ -85,6 +85,8 @@ class TrialRecord:
     seconds: float | None
     peak_device_bytes: int | None
     communicated_bytes: int | None
+    spill_read_bytes: int | None
+    spill_written_bytes: int | None
     seed: int | None
     device: str | None
     error: str | None
@@ -117,6 +119,11 @@ class UnitRecord:
     started: float
     seconds: float
     peak_bytes: int | None
+    shard: int | None = None
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    steps: int | None = None
+    """How many steps of this kind and shard the record stands for."""
 
 
 def list_studies(storage: HydraStorage) -> list[StudySummary]:
@@ -180,6 +187,10 @@ def trial_units(storage: HydraStorage, name: str, number: int | None = None) -> 
             started=row.started,
             seconds=row.seconds,
             peak_bytes=row.peak_bytes,
+            shard=row.shard,
+            read_bytes=row.read_bytes,
+            written_bytes=row.written_bytes,
+            steps=row.steps,
         )
         for row in sorted(rows, key=lambda row: (row.started, row.unit_id))
     ]
@@ -295,6 +306,8 @@ def _record(trial: FrozenTrial, row: Row[Any] | None) -> TrialRecord:
         seconds=row.seconds if row else None,
         peak_device_bytes=row.peak_device_bytes if row else None,
         communicated_bytes=row.communicated_bytes if row else None,
+        spill_read_bytes=row.spill_read_bytes if row else None,
+        spill_written_bytes=row.spill_written_bytes if row else None,
         seed=row.seed if row else None,
         device=row.device if row else None,
         error=row.error if row else None,

@@ -136,8 +136,13 @@ class StudyRecords:
         started: float,
         seconds: float,
         peak_bytes: int | None,
+        **of_shard: int,
     ) -> None:
-        """A piece of work that ran on a device; `started` in seconds since 1970."""
+        """A piece of work that ran on a device; `started` in seconds since 1970.
+
+        `of_shard` says of a step of a trial in shards: `shard`, `read_bytes`, `written_bytes`, and how many such
+        `steps` the record stands for.
+        """
         self._storage.add(
             HYDRA_UNITS,
             {
@@ -149,6 +154,7 @@ class StudyRecords:
                 "started": started,
                 "seconds": seconds,
                 "peak_bytes": peak_bytes,
+                **of_shard,
             },
         )
 

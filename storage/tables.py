@@ -97,6 +97,9 @@ HYDRA_TRIALS = Table(
     Column("peak_device_bytes", BigInteger),
     Column("communicated_bytes", BigInteger),
     Column("error", Text),
+    # To and from the spill store.
+    Column("spill_read_bytes", BigInteger),
+    Column("spill_written_bytes", BigInteger),
 )
 
 HYDRA_ATTEMPTS = Table(
@@ -141,6 +144,11 @@ HYDRA_UNITS = Table(
     Column("started", Float(53), nullable=False),
     Column("seconds", Float(53), nullable=False),
     Column("peak_bytes", BigInteger),
+    # Of a trial in shards: which one, what was moved for it, and how many steps the row stands for.
+    Column("shard", Integer),
+    Column("read_bytes", BigInteger),
+    Column("written_bytes", BigInteger),
+    Column("steps", Integer),
     Index("ix_hydra_units_trial", "study_id", "number"),
 )
 

@@ -5,6 +5,9 @@ Only the CPU branches have been run by the project's tests; the others follow to
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import torch
 
 
@@ -47,3 +50,49 @@ def release_cached(device: torch.device) -> None:
     """Give memory that torch caches back to the device, so that other processes can have it."""
     if device.type != "cpu":
         torch.accelerator.empty_cache()
+
+
+class Staging:
+    """Moving bytes between a device's memory and files.
+
+    Files are read and written by the CPU. On a CPU device that is all; on an accelerator the bytes pass through a
+    pinned host buffer, on a stream of their own, so that the copy runs beside the computation.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = None if device.type == "cpu" else torch.Stream(device)
+        self._buffers = threading.local()
+
+    def read(self, content: torch.Tensor, fill: Callable[[torch.Tensor], object]) -> None:
+        """Let `fill` put the bytes into host memory, and bring them to `content`."""
+        if self._stream is None:
+            fill(content)
+            return
+        host = self._host(content.numel())
+        fill(host)
+        # What the buffer held before may still be read by kernels that have been queued.
+        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
+        with self._stream:
+            content.copy_(host, non_blocking=True)
+        # The host buffer is used again, and the content is about to be used: it must have arrived.
+        self._stream.synchronize()
+
+    def write(self, content: torch.Tensor, drain: Callable[[torch.Tensor], object]) -> None:
+        """Bring `content` to host memory and let `drain` write it."""
+        if self._stream is None:
+            drain(content)
+            return
+        host = self._host(content.numel())
+        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
+        with self._stream:
+            host.copy_(content, non_blocking=True)
+        self._stream.synchronize()
+        drain(host)
+
+    def _host(self, size: int) -> torch.Tensor:
+        """A pinned buffer of this thread's, as large as the largest block so far."""
+        held: torch.Tensor | None = getattr(self._buffers, "pinned", None)
+        if held is None or held.numel() < size:
+            held = self._buffers.pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return held[:size]

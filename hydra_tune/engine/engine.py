@@ -115,9 +115,15 @@ class Engine:
         directory: str,
         python_path: Sequence[str] = (),
         expect: int | None = None,
+        overflow: Sequence[str] = (),
         policy: Policy = POLICIES["fair"],
+        slots: int = SLOTS,
     ) -> None:
-        """`expect` is how many units are likely to be ready at once: so many workers start now, others when needed."""
+        """`expect` is how many units are likely to be ready at once: so many workers start now, others when needed.
+
+        With `slots=1` a worker gets its next unit only when it is idle: a policy that would rather stay with a trial
+        can then wait for that trial's next unit.
+        """
         self.devices = tuple(devices)
         self.observer = observer
         self.directory = directory
@@ -126,6 +132,10 @@ class Engine:
         self._workers: dict[int, _Worker] = {}
         self._waiting: dict[Hashable, _Job] = {}
         self._ready = ReadyUnits(policy)
+        self._slots = slots
+        self.overflow = tuple(overflow)
+        self._home: dict[str, int] = {}
+        """The worker that ran an attempt's last unit."""
         self._ids = itertools.count()
         self._turn = itertools.count()
         self._last_turn: dict[str, int] = {}
@@ -169,6 +179,7 @@ class Engine:
         """Free what workers hold for an attempt, at once; with a `role`, only those of that kind."""
         if role is None:
             self._last_turn.pop(attempt, None)
+            self._home.pop(attempt, None)
         for worker in self._workers.values():
             if attempt in worker.resident and role in (None, worker.role):
                 worker.resident.discard(attempt)
@@ -187,7 +198,8 @@ class Engine:
         id = next(self._ids)
         setup = messages.Setup(
             worker=id, device=device.name, torch_device=device.torch_device, memory=device.memory,
-            threads=device.threads, directory=self.directory, sys_path=self.python_path, cwd=os.getcwd(),
+            threads=device.threads, directory=self.directory, overflow=self.overflow, sys_path=self.python_path,
+            cwd=os.getcwd(),
         )  # fmt: skip
         process = WorkerProcess(
             setup,
@@ -274,7 +286,7 @@ class Engine:
     def _dispatch(self) -> None:
         """Fill running slots first, then next slots, so that no worker idles while another one queues."""
         self._start_needed_workers()
-        for depth in range(SLOTS):
+        for depth in range(self._slots):
             for worker in list(self._workers.values()):
                 if len(worker.jobs) == depth:
                     self._hand_out(worker)
@@ -290,10 +302,10 @@ class Engine:
 
     def _as_ready(self, job: _Job) -> Ready:
         unit = job.unit
-        holders = (w.id for w in self._workers.values() if w.role is unit.role and unit.attempt in w.resident)
+        home = self._home.get(unit.attempt) if unit.role is Role.DEVICE else None
         return Ready(
             key=job.id, trial=unit.trial, attempt=unit.attempt, role=unit.role, worker=unit.worker,
-            home=next(holders, None), remaining=unit.remaining, arrival=job.arrival,
+            home=home, remaining=unit.remaining, arrival=job.arrival,
             last_turn=self._last_turn.get(unit.attempt, -1),
         )  # fmt: skip
 
@@ -306,6 +318,8 @@ class Engine:
         worker.jobs[job.id] = job
         worker.resident.add(unit.attempt)
         worker.current = unit.attempt
+        if worker.role is Role.DEVICE:
+            self._home[unit.attempt] = worker.id
         self._last_turn[unit.attempt] = next(self._turn)
         for other in self._ready.of_attempt(unit.attempt):  # the trial has had its turn
             self._ready.add(self._as_ready(self._waiting[other.key]))
@@ -344,7 +358,9 @@ class Engine:
         if job.hung:
             self.observer.late_result(job.unit, worker.device.name)
             return
-        result = UnitResult(done.value, worker.id, worker.device.name, done.started, done.seconds, done.peak_bytes)
+        result = UnitResult(
+            done.value, worker.id, worker.device.name, done.started, done.seconds, done.peak_bytes, done.steps
+        )
         if not job.future.done():
             if done.failure is None:
                 job.future.set_result(result)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hydra_tune.engine.unit import Failure
+from hydra_tune.engine.unit import Failure, StepRecord
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,9 @@ class Setup:
     memory: int
     threads: int
     directory: str
-    """The run's directory for what processes hand to each other."""
+    """The run's directory for what processes hand to each other, in host memory where that has room."""
+    overflow: tuple[str, ...]
+    """Where spilled state goes when that directory is full."""
     sys_path: tuple[str, ...]
     cwd: str
 
@@ -91,6 +93,7 @@ class Done:
     started: float
     seconds: float
     peak_bytes: int | None
+    steps: tuple[StepRecord, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -49,6 +49,40 @@ class UnitResult:
     started: float
     seconds: float
     peak_bytes: int | None
+    steps: tuple[StepRecord, ...] = ()
+    """What it was made of, where the work says so."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """A part of a unit that is of interest by itself, such as one shard's backward."""
+
+    kind: str
+    shard: int
+    started: float
+    seconds: float
+    read_bytes: int
+    written_bytes: int
+    count: int = 1
+    """How many such steps this stands for."""
+
+
+MOST_STEPS = 64
+"""A unit of more steps is recorded by the sums over each kind and shard: a step of a millisecond is no news."""
+
+
+def summed(steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
+    """The steps one by one, or, where there are many, one for each kind and shard."""
+    if len(steps) <= MOST_STEPS:
+        return tuple(steps)
+    sums: dict[tuple[str, int], StepRecord] = {}
+    for step in steps:
+        before = sums.get((step.kind, step.shard))
+        sums[step.kind, step.shard] = step if before is None else StepRecord(
+            step.kind, step.shard, before.started, before.seconds + step.seconds, before.read_bytes + step.read_bytes,
+            before.written_bytes + step.written_bytes, before.count + step.count,
+        )  # fmt: skip
+    return tuple(sums.values())
 
 
 class TrialEnded(Exception):

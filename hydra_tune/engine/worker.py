@@ -33,7 +33,7 @@ from hydra_tune.engine.messages import (
     Withdraw,
     Withdrawn,
 )
-from hydra_tune.engine.unit import Failure
+from hydra_tune.engine.unit import Failure, StepRecord, summed
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +58,8 @@ class WorkerContext:
         """State that outlives a unit, by attempt; dropped when the coordinator says so."""
         self.unit_peak_bytes: int | None = None
         """Set by work that counts its own tensors."""
+        self.steps: list[StepRecord] = []
+        """What the unit was made of, where the work says so."""
         self.unit = -1
         self.cache: dict[Any, Any] = {}
         """What all trials of this worker share, such as data sets."""
@@ -155,12 +157,16 @@ class Worker:
             failure = Failure.of(error)
         seconds = time.perf_counter() - clock
         peak = accelerator.peak_bytes(context.device) or context.unit_peak_bytes
-        return Done(run.unit, value, failure, started, seconds, peak)
+        steps, context.steps = summed(context.steps), []
+        return Done(run.unit, value, failure, started, seconds, peak, steps)
 
     def _drop(self, attempt: str) -> None:
         from hydra_tune.engine import accelerator
 
-        if self.context.resident.pop(attempt, None) is not None:
+        held = self.context.resident.pop(attempt, None)
+        if held is not None:
+            if hasattr(held, "close"):
+                held.close()
             accelerator.release_cached(self.context.device)
 
 

@@ -1,9 +1,9 @@
 """The contract between the search and a strategy.
 
-A strategy is straight-line async code that awaits units. It does not choose devices and does not catch failures: a unit
-that fails raises where it is awaited, and the search decides whether the trial is tried again. Being pruned or
-interrupted raises too, so that a strategy has nothing to clean up: when its coroutine ends, what it left on devices is
-dropped.
+A strategy is straight-line async code that awaits units. It does not choose devices. A unit that fails raises where it
+is awaited: a strategy that can go on from there may, else the search decides whether the trial is tried again. Being
+pruned or interrupted raises too, so that a strategy has nothing to clean up: when its coroutine ends, what it left on
+devices is dropped.
 """
 
 from __future__ import annotations
@@ -51,16 +51,24 @@ class TrialRun(ABC):
     """Where the trained weights go."""
     checkpoints: Path
     """Where checkpoints go; those of an earlier attempt are there."""
+    profiles: Path
+    """Where the measured costs of models are kept, for all trials and runs."""
     engine: Engine
 
     async def unit(
-        self, kind: str, work: Callable[..., Any], *args: Any, worker: int | None = None, remaining: float | None = None
+        self,
+        kind: str,
+        work: Callable[..., Any],
+        *args: Any,
+        role: Role = Role.DEVICE,
+        worker: int | None = None,
+        remaining: float | None = None,
     ) -> UnitResult:
         """Await one unit of this trial."""
         result = await self.engine.run(
             Unit(
-                trial=self.number, attempt=self.attempt, kind=kind, work=work, args=args, worker=worker,
-                remaining=remaining, deadline=self.deadline(kind),
+                trial=self.number, attempt=self.attempt, kind=kind, work=work, args=args, role=role,
+                worker=worker, remaining=remaining, deadline=self.deadline(kind),
             )
         )  # fmt: skip
         self.measured(kind, result.seconds)
@@ -87,6 +95,22 @@ class TrialRun(ABC):
     @abstractmethod
     def progress(self, progress: Progress) -> None:
         """How far training is, for the display."""
+
+    @abstractmethod
+    def remaining(self, progress: Progress) -> float | None:
+        """Expected seconds of training left, as the scheduler counts them; None where nothing was measured."""
+
+    @abstractmethod
+    def planned(self, strategy: str, shards: int) -> None:
+        """The trial is trained by this strategy, in so many shards."""
+
+    @abstractmethod
+    def spilled(self, read: int, written: int) -> None:
+        """So many bytes came from the spill store and went there."""
+
+    @abstractmethod
+    def note(self, kind: str, message: str) -> None:
+        """Something worth knowing happened to the trial."""
 
     @abstractmethod
     async def report(self, epoch: int, metrics: dict[str, float]) -> None:
@@ -120,6 +144,8 @@ class Strategy(ABC):
     exact: ClassVar[bool]
     """Whether the result is that of a plain PyTorch loop."""
     summary: ClassVar[str]
+    builds_apart: ClassVar[bool] = False
+    """Whether candidates are built in the builder from the first one on, and wait there to be taken apart."""
 
     @abstractmethod
     async def train(self, run: TrialRun) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hydra_tune.errors import SpecError, nearest, quoted
 from hydra_tune.strategies.base import Strategy
+from hydra_tune.strategies.shard import Shard
 from hydra_tune.strategies.whole import Whole
 
 _STRATEGIES: dict[str, type[Strategy]] = {}
@@ -25,14 +26,17 @@ def known() -> dict[str, type[Strategy]]:
     return dict(_STRATEGIES)
 
 
-def resolve(choice: str | Mapping[str, Any]) -> Strategy:
-    """The strategy that `choice` names, by a name or a dict of a name and options; `auto` is `whole`."""
+def resolve(choice: str | Mapping[str, Any], *, budgeted: bool = False) -> Strategy:
+    """The strategy that `choice` names, by a name or a dict of a name and options.
+
+    `auto` is `shard` where devices have been given a budget, for candidates that do not fit it, and else `whole`.
+    """
     options = dict(choice) if isinstance(choice, Mapping) else {"name": choice}
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise SpecError(f"strategy cannot be {quoted(choice)}", "give a name, or name: and options")
     if name == "auto":
-        name = Whole.name
+        name = Shard.name if budgeted else Whole.name
     if name not in _STRATEGIES:
         raise SpecError(f"strategy cannot be {quoted(name)}", nearest(str(name), ["auto", *_STRATEGIES]))
     taken = [field.name for field in dataclasses.fields(_STRATEGIES[name])]  # type: ignore[arg-type]
@@ -46,3 +50,4 @@ def resolve(choice: str | Mapping[str, Any]) -> Strategy:
 
 
 register(Whole)
+register(Shard)

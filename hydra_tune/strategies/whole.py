@@ -7,8 +7,10 @@ worker where it started; turns cost nothing but the round trip between two slice
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra_tune.builds import Prepared, receive
 from hydra_tune.checkpoint import Checkpoints
@@ -16,9 +18,8 @@ from hydra_tune.devices import format_bytes
 from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.strategies.base import Strategy, TrialRun
+from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, Saved, train_epochs
 from hydra_tune.training import Progress, Training
-
-SLICE_SECONDS = 1.0
 
 
 class OutOfMemory(TrialEnded):
@@ -29,7 +30,7 @@ class OutOfMemory(TrialEnded):
     def __init__(self, needed: int, budget: int, device: str) -> None:
         super().__init__(
             f"the trial needs {format_bytes(needed)} on {device}, whose budget is {format_bytes(budget)} "
-            f"(give --device-memory {-(-needed // 2**20)}MiB or more)"
+            f"(train it in shards with --strategy shard, or give --device-memory {-(-needed // 2**20)}MiB or more)"
         )
 
 
@@ -48,58 +49,49 @@ class Whole(Strategy):
     summary = "the whole model on one device, several models taking turns"
 
     async def train(self, run: TrialRun) -> None:
-        home, loaded = await self._load(run)
-        remaining: float | None = None
-        best: float | None = None
-        for metrics in loaded.history:
-            best = metrics[run.metric] if run.better(metrics[run.metric], best) else best
-        for epoch in range(len(loaded.history), run.blueprint.epochs):
-            while True:
-                done = await run.unit(
-                    "train", train_slice, run.attempt, SLICE_SECONDS, worker=home, remaining=remaining
-                )
-                progress: Progress = done.value
-                run.progress(progress)
-                remaining = _remaining_seconds(progress, run.blueprint.epochs, remaining)
-                if progress.epoch_done:
-                    break
-                await self._checkpoint(run, home, remaining)
-            metrics = (await run.unit("evaluate", end_epoch, run.attempt, worker=home, remaining=remaining)).value
-            if run.blueprint.keep == "best" and run.better(metrics[run.metric], best):
-                best = metrics[run.metric]
-                await run.unit("keep", keep_weights, run.attempt, worker=home, remaining=remaining)
-            await run.report(epoch, metrics)
-            await self._checkpoint(run, home, remaining)
-        await run.unit("save", save, run.attempt, run.weights, worker=home, remaining=0.0)
+        run.planned(self.name, shards=1)
+        await train_epochs(run, await OnOneDevice.load(run))
 
-    async def _load(self, run: TrialRun) -> tuple[int, Loaded]:
+
+@dataclass
+class OnOneDevice(InTraining):
+    """A whole candidate, resident in one worker."""
+
+    run: TrialRun
+    home: int
+    history: list[dict[str, float]]
+
+    @classmethod
+    async def load(cls, run: TrialRun) -> OnOneDevice:
         """Bring the candidate to a device, with the state of an earlier attempt's newest checkpoint."""
         at, parcel = run.candidacy.worker, run.candidacy.parcel
         result = await run.unit("load", load, run.attempt, run.seed, parcel, run.checkpoints, worker=at)
         run.release_builder()
         loaded: Loaded = result.value
         await run.restored(loaded.history, loaded.notes)
-        return result.worker, loaded
+        return cls(run, result.worker, loaded.history)
 
-    async def _checkpoint(self, run: TrialRun, home: int, remaining: float | None) -> None:
-        if run.checkpoint_due():
-            made = await run.unit(
-                "checkpoint", checkpoint, run.attempt, run.checkpoints, worker=home, remaining=remaining
-            )
-            saved: Saved = made.value
-            if saved.failure:
-                run.checkpoint_failed(saved.failure)
-            else:
-                run.checkpoint_made(saved.step, saved.size, saved.seconds)
-        run.stop_here()
+    async def train(self, remaining: float | None) -> Progress:
+        progress: Progress = await self._unit("train", train_slice, SLICE_SECONDS, remaining=remaining)
+        return progress
 
+    async def end_epoch(self, remaining: float | None) -> dict[str, float]:
+        metrics: dict[str, float] = await self._unit("evaluate", end_epoch, remaining=remaining)
+        return metrics
 
-def _remaining_seconds(progress: Progress, epochs: int, before: float | None) -> float | None:
-    """Seconds of training left at the pace of this slice."""
-    if not progress.batches_done:
-        return before
-    left = (epochs - progress.epoch) * progress.batches - progress.batch
-    return left * progress.seconds / progress.batches_done
+    async def keep_weights(self) -> None:
+        await self._unit("keep", keep_weights)
+
+    async def checkpoint(self) -> Saved:
+        saved: Saved = await self._unit("checkpoint", checkpoint, self.run.checkpoints)
+        return saved
+
+    async def save(self) -> None:
+        await self._unit("save", save, self.run.weights, remaining=0.0)
+
+    async def _unit(self, kind: str, work: Callable[..., Any], *args: Any, remaining: float | None = None) -> Any:
+        run = self.run
+        return (await run.unit(kind, work, run.attempt, *args, worker=self.home, remaining=remaining)).value
 
 
 # What runs in the worker.
@@ -113,21 +105,16 @@ class Loaded:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint that was written, or why it was not."""
-
-    step: int
-    size: int
-    seconds: float
-    failure: str = ""
-
-
 def load(context: WorkerContext, attempt: str, seed: int, parcel: bytes | None, checkpoints: Path) -> Loaded:
     """Make the candidate ready to train here, whether it was built here or comes packed from the builder."""
     prepared: Prepared = context.resident[attempt] if parcel is None else receive(parcel)
     training = Training(prepared.candidate, prepared.train, prepared.valid, seed, context.device)
     context.resident[attempt] = training
+    return restore(training, checkpoints)
+
+
+def restore(training: Training, checkpoints: Path) -> Loaded:
+    """Go on from the newest checkpoint that is whole, where there is one."""
     found = Checkpoints(checkpoints).newest()
     if found is None or found.state is None:
         return Loaded([], found.damaged if found else ())
@@ -167,10 +154,14 @@ def keep_weights(context: WorkerContext, attempt: str) -> None:
 def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> Saved:
     """Write all that another process needs to go on from here."""
     training: Training = context.resident[attempt]
+    return write_checkpoint(directory, training.epoch * len(training.batches) + training.batch, training.state)
+
+
+def write_checkpoint(directory: Path, step: int, state: Callable[[], dict[str, Any]]) -> Saved:
+    """Write a state, or say why that failed."""
     began = time.perf_counter()
-    step = training.epoch * len(training.batches) + training.batch
     try:
-        size = Checkpoints(directory).save(step, training.state())
+        size = Checkpoints(directory).save(step, state())
     except Exception as error:  # noqa: BLE001 - user code may keep anything in a model; training is worth more
         return Saved(step, 0, 0.0, failure=str(error) or type(error).__name__)
     return Saved(step, size, time.perf_counter() - began)

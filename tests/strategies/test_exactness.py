@@ -16,7 +16,7 @@ import hydra_tune as ht
 from hydra_tune.devices import cores
 from tests.candidates import plain_loop, small_candidate
 
-STRATEGIES = ["whole"]
+STRATEGIES = ["whole", "shard"]
 # Workers with as many threads as the plain loop here: another number adds in another order, and Adam turns the rounding
 # of a zero gradient (a bias before batch-norm) into steps of 1e-9.
 ONE_THREAD = f"{cores()}xcpu"

@@ -1,0 +1,185 @@
+"""The spill store's files: blocks of bytes by key, each in two slots, committed together.
+
+A trial's blocks (parameters, optimizer state, buffers, activations) live in files of the run's directories: first in
+host memory (a tmpfs) while that has room, then on disk. A block is written to the slot that the last commit does not
+name, and `commit` names all new slots at once by renaming one small index file. A process that is killed in the middle
+of a write, or between two commits, leaves the state of the last commit whole; whoever opens the files next sees that.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hydra_tune.errors import HydraTuneError
+
+KEPT_FREE = 0.05
+"""This share of a tmpfs stays free: what fills it up takes host memory from everybody."""
+_INDEX = "index.json"
+
+
+class SpillFull(HydraTuneError):
+    """No place has room for a block."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a block's bytes are."""
+
+    place: int
+    slot: int
+    size: int
+    version: int
+
+
+class SpillFiles:
+    """The files of one trial, in a directory of that name in each place; the first place with room takes a new block.
+
+    One process at a time writes; another may take over after a commit, by `reload`.
+    """
+
+    def __init__(self, places: Sequence[Path], name: str) -> None:
+        self.places = [Path(place) / name for place in places]
+        self.written_bytes = 0
+        self.read_bytes = 0
+        self._committed: dict[str, Stored] = {}
+        self._working: dict[str, Stored | None] = {}
+        """What has changed since the last commit; None for a block that was deleted."""
+        self.notes: Any = None
+        """What the last commit said besides."""
+        self.reload()
+
+    def reload(self) -> None:
+        """Take up the state of the last commit, whoever made it."""
+        self._working.clear()
+        try:
+            index = json.loads((self.places[0] / _INDEX).read_bytes())
+        except FileNotFoundError:
+            self._committed, self.notes = {}, None
+            return
+        self._committed = {key: Stored(**stored) for key, stored in index["blocks"].items()}
+        self.notes = index["notes"]
+
+    def find(self, key: str) -> Stored | None:
+        """The newest version of a block that is in a file."""
+        return self._working[key] if key in self._working else self._committed.get(key)
+
+    def write(self, key: str, version: int, block: torch.Tensor) -> None:
+        """Write a block; the version of the last commit stays as it is until the next one."""
+        content = memoryview(block.numpy())  # type: ignore[arg-type]
+        before, committed = self.find(key), self._committed.get(key)
+        slot = 0 if committed is None else 1 - committed.slot
+        for place in self._in_order(before):
+            path = self._path(place, key, slot)
+            try:
+                self._put(path, content)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                path.unlink(missing_ok=True)
+                continue
+            self._working[key] = Stored(place, slot, len(content), version)
+            self.written_bytes += len(content)
+            return
+        raise SpillFull(
+            f"there is no room for {len(content)} bytes in {' or '.join(str(p.parent) for p in self.places)}",
+            "make room there, or give another --spill directory; the study can be resumed",
+        )
+
+    def read(self, key: str, block: torch.Tensor) -> int:
+        """Read a block's newest version; returns that version."""
+        stored = self.find(key)
+        assert stored is not None, key
+        assert stored.size == block.numel(), key
+        content = memoryview(block.numpy())  # type: ignore[arg-type]
+        descriptor = os.open(self._path(stored.place, key, stored.slot), os.O_RDONLY)
+        try:
+            done = 0
+            while done < stored.size:
+                count = os.preadv(descriptor, [content[done:]], done)
+                if count == 0:
+                    raise OSError(errno.EIO, f"the spilled block {key} has {done} bytes instead of {stored.size}")
+                done += count
+        finally:
+            os.close(descriptor)
+        self.read_bytes += stored.size
+        return stored.version
+
+    def copy(self, key: str, to: str) -> None:
+        """Make another block of the same bytes, file to file."""
+        stored = self.find(key)
+        assert stored is not None, key
+        block = torch.from_file(
+            str(self._path(stored.place, key, stored.slot)), shared=False, size=stored.size, dtype=torch.uint8
+        ) if stored.size else torch.empty(0, dtype=torch.uint8)  # fmt: skip
+        self.write(to, stored.version, block)
+
+    def delete(self, key: str) -> None:
+        """A block is no longer needed; its bytes go with the next commit where the last one names them."""
+        stored = self._working.get(key)
+        if stored is not None:
+            self._path(stored.place, key, stored.slot).unlink(missing_ok=True)
+        if key in self._committed:
+            self._working[key] = None
+        else:
+            self._working.pop(key, None)
+
+    def commit(self, notes: Any) -> None:
+        """From here on, what has been written so far is the trial's state."""
+        merged: dict[str, Stored | None] = {**self._committed, **self._working}
+        blocks = {key: stored for key, stored in merged.items() if stored is not None}
+        self.places[0].mkdir(parents=True, exist_ok=True)
+        unfinished = self.places[0] / (_INDEX + ".tmp")
+        unfinished.write_text(json.dumps({"blocks": {k: asdict(s) for k, s in blocks.items()}, "notes": notes}))
+        os.replace(unfinished, self.places[0] / _INDEX)
+        for key, stored in self._working.items():
+            if stored is None:
+                for place in range(len(self.places)):
+                    for slot in (0, 1):
+                        self._path(place, key, slot).unlink(missing_ok=True)
+        self._committed, self.notes = blocks, notes
+        self._working.clear()
+
+    @property
+    def committed(self) -> Mapping[str, Stored]:
+        """The blocks of the last commit, by key."""
+        return self._committed
+
+    def remove(self) -> None:
+        """Delete everything: the trial has ended."""
+        for place in self.places:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def _in_order(self, before: Stored | None) -> list[int]:
+        """The places to try: where the block is already, else those with room, the last one in any case."""
+        if before is not None:
+            return [before.place, *(p for p in range(len(self.places)) if p != before.place)]
+        roomy = [place for place in range(len(self.places) - 1) if _has_room(self.places[place].parent)]
+        return [*roomy, len(self.places) - 1]
+
+    def _put(self, path: Path, content: memoryview) -> None:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            done = 0
+            while done < len(content):
+                done += os.pwrite(descriptor, content[done:], done)
+        finally:
+            os.close(descriptor)
+
+    def _path(self, place: int, key: str, slot: int) -> Path:
+        return self.places[place] / f"{key.replace('/', '-')}.{slot}"
+
+
+def _has_room(place: Path) -> bool:
+    facts = os.statvfs(place)
+    return facts.f_bavail > facts.f_blocks * KEPT_FREE

@@ -1,0 +1,256 @@
+"""From a model and a pilot batch to a `Program` and its nodes, checked against the model itself.
+
+The model is recorded twice, in training and in evaluation mode, since an exported or traced graph has its mode baked
+in. Modules whose inside cannot be recorded are called as a whole; where the outermost forward itself cannot be, the
+model is one node and the reason is kept. Before a program is believed it is run on the pilot batch, and on a smaller
+batch, in both modes: the outputs must equal the model's own, bit for bit.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_flatten
+
+from hydra_tune.batches import call_model
+from hydra_tune.graph.program import Attribute, Op, Program, Ref, attribute
+from hydra_tune.graph.tracer import Tracer
+from hydra_tune.seeds import RandomState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A run of operations that is never cut: one that has parameters, and those without that follow it."""
+
+    name: str
+    start: int
+    stop: int
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model's program and nodes; `whole_because` says why a model that is one node could not be cut."""
+
+    program: Program
+    nodes: tuple[Node, ...]
+    whole_because: str = ""
+
+
+def capture(model: nn.Module, pilot: Any, smaller: Any = None) -> Captured:
+    """The program of `model`, by one batch of inputs and, where the last batch of an epoch is smaller, another."""
+    names = _argument_names(model, pilot)
+    with untouched(model):
+        opaque: set[str] = set()
+        while True:
+            program, reason, culprit = _record_both(model, names, pilot, opaque)
+            if program is not None:
+                reason = _difference(program, model, [pilot] if smaller is None else [pilot, smaller])
+                if not reason:
+                    return Captured(program, _nodes(program, model))
+                culprit = _next_to_close(model, opaque)
+            if not culprit:
+                break
+            logger.info("module %r is not cut inside: %s", culprit, reason)
+            opaque.add(culprit)
+    whole = Program(tuple(names), (_the_model(names),), (_the_model(names),), Ref(len(names)))
+    return Captured(whole, _nodes(whole, model), whole_because=reason)
+
+
+def _the_model(names: Sequence[str]) -> Op:
+    """The whole model as one operation."""
+    return Op("module", "", (), {name: Ref(i) for i, name in enumerate(names)})
+
+
+def _argument_names(model: nn.Module, inputs: Any) -> list[str]:
+    """The forward's arguments that a batch gives, in order."""
+    signature = inspect.signature(model.forward)
+    if isinstance(inputs, Mapping):
+        return [name for name in signature.parameters if name in inputs] or list(inputs)
+    count = len(inputs) if isinstance(inputs, tuple | list) else 1
+    return list(signature.parameters)[:count]
+
+
+def _record_both(model: nn.Module, names: list[str], pilot: Any, opaque: set[str]) -> tuple[Program | None, str, str]:
+    """The program; else why there is none, and the module that is to be called as a whole for the next try."""
+    found: list[tuple[tuple[Op, ...], Any]] = []
+    for training in (True, False):
+        with _in_mode(model, training):
+            tracer = Tracer(opaque)
+            try:
+                found.append(_translate(tracer.record(model, *_arguments(model, names, pilot)), model, len(names)))
+            except Exception as error:  # noqa: BLE001 - user code may raise anything when it is recorded
+                return None, f"{type(error).__name__}: {error}", tracer.failed_in
+    (ops, output), (evaluation, other) = found
+    unlike = _first_unlike(ops, evaluation)
+    if unlike is not None or output != other:
+        return None, "it does not take the same path in training and in evaluation", _next_to_close(model, opaque)
+    return Program(tuple(names), ops, evaluation, output), "", ""
+
+
+def _arguments(model: nn.Module, names: list[str], pilot: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    values = [pilot[name] for name in names] if isinstance(pilot, Mapping) else pilot
+    given = dict(zip(names, values if isinstance(values, tuple | list) else [values], strict=True))
+    parameters = inspect.signature(model.forward).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.name not in given and p.default is not p.empty}
+    return given, defaults
+
+
+def _translate(graph: fx.Graph, model: nn.Module, inputs: int) -> tuple[tuple[Op, ...], Any]:
+    """torch.fx's graph as plain operations; parameters and buffers are named where they are used."""
+    stands_for: dict[fx.Node, Any] = {}
+    ops: list[Op] = []
+    placeholders = 0
+    output: Any = None
+    for node in graph.nodes:
+        args, kwargs = (fx.node.map_arg(each, stands_for.__getitem__) for each in (node.args, node.kwargs))
+        if node.op == "placeholder":
+            # Arguments that keep their defaults have a placeholder too; nothing uses it.
+            stands_for[node] = Ref(placeholders) if placeholders < inputs else None
+            placeholders += 1
+        elif node.op == "get_attr":
+            stands_for[node] = Attribute(node.target)
+        elif node.op == "output":
+            output = _plain(args[0])
+        elif node.target is not torch._assert:
+            kind = {"call_module": "module", "call_method": "method", "call_function": "function"}[node.op]
+            ops.append(Op(kind, node.target, _plain(args), _plain(kwargs)))
+            stands_for[node] = Ref(inputs + len(ops) - 1)
+    return tuple(ops), output
+
+
+def _plain(tree: Any) -> Any:
+    """torch.fx's immutable lists and dicts as ordinary ones."""
+    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
+        return tuple(_plain(each) for each in tree)
+    if isinstance(tree, list):
+        return [_plain(each) for each in tree]
+    if isinstance(tree, Mapping):
+        return {key: _plain(each) for key, each in tree.items()}
+    return tree
+
+
+def _first_unlike(ops: Sequence[Op], others: Sequence[Op]) -> int | None:
+    if len(ops) != len(others):
+        return min(len(ops), len(others))
+    for index, (op, other) in enumerate(zip(ops, others, strict=True)):
+        if (op.kind, op.target, op.refs(), op.attributes()) != (
+            other.kind, other.target, other.refs(), other.attributes()
+        ):  # fmt: skip
+            return index
+    return None
+
+
+def _next_to_close(model: nn.Module, opaque: set[str]) -> str:
+    """The next module to call as a whole when nothing says which is to blame: the deepest that is still open."""
+    tracer = fx.Tracer()
+    still_open = [
+        name for name, module in model.named_modules()
+        if name and not tracer.is_leaf_module(module, name) and not _inside(name, opaque)
+    ]  # fmt: skip
+    return max(still_open, key=lambda name: name.count("."), default="")
+
+
+def _inside(name: str, opaque: set[str]) -> bool:
+    return any(name == outer or name.startswith(outer + ".") for outer in opaque)
+
+
+def _nodes(program: Program, model: nn.Module) -> tuple[Node, ...]:
+    """Operations grouped: each one with parameters starts a node, those without belong to the one before."""
+    nodes: list[Node] = []
+    start, names, label = 0, _Used(), ""
+    first = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    for index, op in enumerate(program.training):
+        used = _used_by(op, model, first)
+        if used.parameters and names.parameters:
+            nodes.append(Node(label, start, index, tuple(names.parameters), tuple(names.buffers)))
+            start, names, label = index, _Used(), ""
+        label = label if label and not used.parameters else op.label
+        names.add(used)
+    nodes.append(Node(label, start, len(program), tuple(names.parameters), tuple(names.buffers)))
+    return tuple(nodes)
+
+
+class _Used:
+    """Names of parameters and buffers, each once, in order."""
+
+    def __init__(self) -> None:
+        self.parameters: dict[str, None] = {}
+        self.buffers: dict[str, None] = {}
+
+    def add(self, other: _Used) -> None:
+        self.parameters |= other.parameters
+        self.buffers |= other.buffers
+
+
+def _used_by(op: Op, model: nn.Module, first: Mapping[int, str]) -> _Used:
+    """What an operation uses, by the first of the names that a tied parameter has."""
+    used = _Used()
+    tensors = [attribute(model, name) for name in op.attributes()]
+    if op.kind == "module":
+        module = model.get_submodule(str(op.target))
+        tensors += [*module.parameters(), *module.buffers()]
+    for tensor in tensors:
+        if id(tensor) in first:
+            kind = used.parameters if isinstance(tensor, nn.Parameter) else used.buffers
+            kind[first[id(tensor)]] = None
+    return used
+
+
+def _difference(program: Program, model: nn.Module, batches: Sequence[Any]) -> str:
+    """How the program differs from the model on these batches; empty where it does not."""
+    for training in (True, False):
+        for inputs in batches:
+            with untouched(model), _in_mode(model, training), torch.no_grad():
+                expected = tree_flatten(call_model(model, inputs))[0]
+            with untouched(model), _in_mode(model, training), torch.no_grad():
+                values = dict(enumerate(program.bind(inputs)))
+                try:
+                    program.run(model, values, 0, len(program), training=training)
+                except Exception as error:  # noqa: BLE001 - a program that fails where the model does not is wrong
+                    return f"{type(error).__name__}: {error}"
+                found = tree_flatten(program.outputs(values))[0]
+            if len(found) != len(expected) or not all(map(_same, found, expected)):
+                return "its recording gives other outputs"
+    return ""
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
+    return type(one) is type(other) and bool(one == other)
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Whatever a pilot run does to buffers and random streams is undone."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    before = RandomState.capture()
+    try:
+        yield
+    finally:
+        before.restore()
+        with torch.no_grad():
+            for name, buffer in buffers.items():
+                attribute(model, name).copy_(buffer)
+
+
+@contextmanager
+def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

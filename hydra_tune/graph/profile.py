@@ -1,0 +1,349 @@
+"""What each node of a model costs: one pilot batch, node by node, forward and backward, measured.
+
+Bytes are counted as tensors are made and freed; seconds come from a second run without the counting. Learning rates and
+other numbers that change no cost are left out of the key under which a profile is kept, so that the trials of a search
+that differ in those alone share one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hydra_tune.engine.memory import TensorBytes
+from hydra_tune.graph.capture import Captured, Node, untouched
+from hydra_tune.graph.costs import NodeCost, as_json, from_json
+
+FORMAT = 1
+StateLayout = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]]
+PilotOptimizer = Callable[[str, nn.Parameter], torch.optim.Optimizer]
+"""Makes the optimizer of one parameter, given its name."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The costs of a model's nodes for one shape of batch."""
+
+    nodes: tuple[NodeCost, ...]
+    state: StateLayout
+    """For each parameter, the tensors of its optimizer state."""
+    mutated: frozenset[int]
+    """Values that a node changes in place after another node made them."""
+    input_bytes: int
+
+
+def profile(
+    model: nn.Module, captured: Captured, inputs: Sequence[Any], loss: Callable[[Any], torch.Tensor],
+    optimizer: PilotOptimizer,
+    preferred: Sequence[str] = (),
+) -> Profile:  # fmt: skip
+    """Measure every node; `inputs` are the program's, `loss` takes the model's output."""
+    pilot = _Pilot(model, captured, loss, optimizer)
+    with untouched(model):
+        model.train()
+        counted = pilot.run(inputs, counting=True)
+    with untouched(model):
+        timed = pilot.run(inputs, counting=False)
+    owners = _owners(captured.nodes)
+    sizes = {name: parameter.numel() * parameter.element_size() for name, parameter in model.named_parameters()}
+    buffers = {name: buffer.numel() * buffer.element_size() for name, buffer in model.named_buffers()}
+    tied = {name for index, node in enumerate(captured.nodes) for name in node.parameters if owners[name] != index}
+    nodes = []
+    for index, node in enumerate(captured.nodes):
+        count, clock = counted[index], timed[index]
+        own = [name for name in node.parameters if owners[name] == index]
+        nodes.append(
+            NodeCost(
+                name=node.name, forward_seconds=clock.forward_seconds,
+                backward_seconds=max(0.0, clock.backward_seconds - clock.step_seconds), step_seconds=clock.step_seconds,
+                parameter_bytes=sum(sizes[name] for name in own),
+                optimizer_bytes=sum(_state_bytes(pilot.state.get(name, {})) for name in own),
+                buffer_bytes=sum(buffers[name] for name in node.buffers),
+                largest_parameter_bytes=max((sizes[name] for name in node.parameters), default=0),
+                activation_bytes=count.activation_bytes, forward_peak_bytes=count.forward_peak_bytes,
+                backward_peak_bytes=count.backward_peak_bytes, boundary_bytes=count.boundary_bytes,
+                cut_allowed=count.cut_allowed and not _buffers_shared_after(captured.nodes, index),
+                preferred=any(node.name == point or node.name.startswith(point + ".") for point in preferred),
+                tied={name: sizes[name] for name in node.parameters if owners[name] != index},
+                shared={name: sizes[name] for name in own if name in tied},
+            )
+        )  # fmt: skip
+    return Profile(tuple(nodes), pilot.state, frozenset(pilot.mutated), _bytes_of(inputs))
+
+
+def _owners(nodes: Sequence[Node]) -> dict[str, int]:
+    """For each parameter, the first node that uses it."""
+    owners: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        for name in node.parameters:
+            owners.setdefault(name, index)
+    return owners
+
+
+def _buffers_shared_after(nodes: Sequence[Node], index: int) -> bool:
+    """Whether a buffer is used on both sides of the cut after a node: two shards would each have their own."""
+    before = {name for node in nodes[: index + 1] for name in node.buffers}
+    return any(name in before for node in nodes[index + 1 :] for name in node.buffers)
+
+
+def _state_bytes(state: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int:
+    return sum(dtype.itemsize * torch.Size(shape).numel() for dtype, shape in state.values())
+
+
+def _bytes_of(tree: Any) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+@dataclass
+class _Measured:
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    step_seconds: float = 0.0
+    activation_bytes: int = 0
+    forward_peak_bytes: int = 0
+    backward_peak_bytes: int = 0
+    boundary_bytes: int = 0
+    cut_allowed: bool = True
+
+
+class _Pilot:
+    """One batch through all nodes, each with its own little autograd graph."""
+
+    def __init__(
+        self, model: nn.Module, captured: Captured, loss: Callable[[Any], torch.Tensor], optimizer: PilotOptimizer
+    ) -> None:
+        self.model = model
+        self.captured = captured
+        self.program = captured.program
+        self.loss = loss
+        self.optimizer = optimizer
+        self.state: StateLayout = {}
+        self.mutated: set[int] = set()
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def run(self, inputs: Sequence[Any], *, counting: bool) -> list[_Measured]:
+        measured = []
+        values: dict[int, Any] = dict(enumerate(inputs))
+        saved = _SavedBytes([*self.model.parameters(), *self.model.buffers(), *_tensors(inputs)])
+        for index, node in enumerate(self.captured.nodes):
+            last = index == len(self.captured.nodes) - 1
+            facts, values = self._run_node(node, values, saved, last=last, counting=counting)
+            measured.append(facts)
+        return measured
+
+    def _run_node(
+        self, node: Node, values: dict[int, Any], saved: _SavedBytes, *, last: bool, counting: bool
+    ) -> tuple[_Measured, dict[int, Any]]:
+        facts = _Measured()
+        entered = {value: tree_map(_entering, tree) for value, tree in values.items()}
+        given = list(entered.items())
+        counter = TensorBytes()
+        saved.begin(_tensors(values))
+        clock = time.perf_counter()
+        if counting:
+            with counter, saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+                total = self._forward(node, entered, last)
+        else:
+            total = self._forward(node, entered, last)
+        facts.forward_seconds = time.perf_counter() - clock
+        after = {value: entered[value] for value in self.program.crossing(node.stop)}
+        facts.activation_bytes = saved.total
+        facts.boundary_bytes = _bytes_of(list(after.values()))
+        facts.forward_peak_bytes = max(0, counter.peak - saved.made)
+        for value, tree in given:
+            if any(t._version for t in _tensors(tree)):
+                self.mutated.add(value)
+        facts.cut_allowed = not last and _can_cross(after, self.mutated)
+        floor = counter.live
+        peak, facts.step_seconds, facts.backward_seconds = self._backward(total, after, last, counter, counting)
+        spared = max((p.numel() * p.element_size() for p in self._parameters(node)), default=0)
+        facts.backward_peak_bytes = max(0, peak - floor - spared)
+        return facts, {value: tree_map(_detached, tree) for value, tree in after.items()}
+
+    def _forward(self, node: Node, entered: dict[int, Any], last: bool) -> Any:
+        self.program.run(self.model, entered, node.start, node.stop, training=True)
+        return self.loss(self.program.outputs(entered)) if last else None
+
+    def _backward(
+        self, total: Any, after: Mapping[int, Any], last: bool, counter: TensorBytes, counting: bool
+    ) -> tuple[int, float, float]:
+        """The node's backward, each parameter making its step as its gradient is done."""
+        roots = [total] if last else [t for t in _tensors(after) if t.grad_fn is not None]
+        if not roots or not any(root.requires_grad for root in roots):
+            return 0, 0.0, 0.0
+        gradients = [torch.ones_like(root) for root in roots]
+        clock = _StepClock(self)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        hooks = [p.register_post_accumulate_grad_hook(clock) for p in trained]  # type: ignore[no-untyped-call]
+        counter.peak = counter.live
+        began = time.perf_counter()
+        try:
+            if counting:
+                with counter:
+                    torch.autograd.backward(roots, gradients)
+            else:
+                torch.autograd.backward(roots, gradients)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return counter.peak, clock.seconds, time.perf_counter() - began - clock.apart
+
+    def _parameters(self, node: Node) -> list[torch.Tensor]:
+        own = dict(self.model.named_parameters())
+        return [own[name] for name in node.parameters]
+
+    def prepared(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
+        """The optimizer of a copy of the parameter, with the state that its first step makes."""
+        name = self._names[id(parameter)]
+        copy = nn.Parameter(parameter.detach().clone())
+        copy.grad = parameter.grad
+        optimizer = self.optimizer(name, copy)
+        optimizer.step()
+        self.state[name] = {
+            key: (value.dtype, tuple(value.shape))
+            for key, value in optimizer.state[copy].items()
+            if isinstance(value, torch.Tensor) and value.dim() > 0
+        }
+        return optimizer
+
+
+class _StepClock:
+    """Makes each parameter's step on a copy, and adds up how long that takes."""
+
+    def __init__(self, pilot: _Pilot) -> None:
+        self.pilot = pilot
+        self.seconds = 0.0
+        self.apart = 0.0
+        """Seconds that went into preparing, which a real run does not do."""
+
+    def __call__(self, parameter: nn.Parameter) -> None:
+        began = time.perf_counter()
+        # The state is counted by itself; what the mode that is active counts is what a step takes for a moment.
+        with _disable_current_modes():
+            optimizer = self.pilot.prepared(parameter)
+        ready = time.perf_counter()
+        optimizer.step()
+        parameter.grad = None
+        self.apart += ready - began
+        self.seconds += time.perf_counter() - ready
+
+
+class _SavedBytes:
+    """Adds up what autograd saves, node by node; a storage counts once, with the first node that saves it."""
+
+    def __init__(self, never: Sequence[torch.Tensor]) -> None:
+        self.total = 0
+        """What this node is the first to save."""
+        self.made = 0
+        """The part of it that this node made."""
+        self._seen = {tensor.untyped_storage()._cdata for tensor in never}
+        self._came_in: set[int] = set()
+        self._held: list[torch.Tensor] = []
+        """So that no address is used again."""
+
+    def begin(self, values: Sequence[torch.Tensor]) -> None:
+        """The next node, which is given these values."""
+        self.total = self.made = 0
+        self._came_in = {tensor.untyped_storage()._cdata for tensor in values}
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._seen:
+            self._seen.add(key)
+            self._held.append(tensor.detach())
+            self.total += storage.nbytes()
+            self.made += 0 if key in self._came_in else storage.nbytes()
+        return tensor
+
+
+def _entering(leaf: Any) -> Any:
+    """A tensor as it enters a node: apart from the graph before it, and free to be changed in place."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    fresh = torch.empty(0, dtype=leaf.dtype, device=leaf.device).set_(
+        leaf.untyped_storage(), leaf.storage_offset(), leaf.size(), leaf.stride()
+    )
+    return _Root.apply(torch.zeros((), requires_grad=True), [fresh]) if leaf.requires_grad else fresh  # type: ignore[no-untyped-call]
+
+
+class _Root(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, value: list[torch.Tensor]) -> torch.Tensor:
+        return value.pop()
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: torch.Tensor) -> Any:
+        return None, None
+
+
+def _detached(leaf: Any) -> Any:
+    """Off the node's graph, but still known to need a gradient."""
+    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _can_cross(values: Mapping[int, Any], mutated: set[int]) -> bool:
+    """Whether these values can be handed on: plain ones and tensors, none changed in place under another name."""
+    seen: dict[int, int] = {}
+    for value, tree in values.items():
+        for leaf in tree_leaves(tree):
+            if isinstance(leaf, torch.Tensor):
+                other = seen.setdefault(leaf.untyped_storage()._cdata, value)
+                if other != value and (other in mutated or value in mutated):
+                    return False
+            elif leaf is not None and not isinstance(leaf, bool | int | float | str | torch.dtype | torch.device):
+                return False
+    return True
+
+
+# Keeping profiles
+
+
+def profile_key(*facts: Any) -> str:
+    """One name for all that costs depend on."""
+    return hashlib.sha256(repr((FORMAT, torch.__version__, *facts)).encode()).hexdigest()[:32]
+
+
+def load_profile(directory: Path, key: str) -> Profile | None:
+    """The profile of that key, where one is kept and can be read."""
+    try:
+        stored = json.loads((directory / f"{key}.json").read_text())
+        state = {
+            name: {k: (getattr(torch, dtype), tuple(shape)) for k, (dtype, shape) in tensors.items()}
+            for name, tensors in stored["state"].items()
+        }
+        return Profile((from_json(stored["nodes"])), state, frozenset(stored["mutated"]), stored["input_bytes"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # not there, or not whole: it is measured again
+
+
+def keep_profile(directory: Path, key: str, found: Profile) -> None:
+    """Keep a profile for later trials and runs."""
+    state = {
+        name: {k: (str(dtype).removeprefix("torch."), list(shape)) for k, (dtype, shape) in tensors.items()}
+        for name, tensors in found.state.items()
+    }
+    document = {
+        "nodes": as_json(found.nodes), "state": state, "mutated": sorted(found.mutated),
+        "input_bytes": found.input_bytes,
+    }  # fmt: skip
+    directory.mkdir(parents=True, exist_ok=True)
+    unfinished = directory / f"{key}.{os.getpid()}.tmp"
+    unfinished.write_text(json.dumps(document))
+    os.replace(unfinished, directory / f"{key}.json")

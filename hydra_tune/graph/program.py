@@ -1,0 +1,180 @@
+"""A model as a straight line of operations that can be run from any point to any other.
+
+A `Program` is what capture makes of a model: its leaf modules and the functions between them, in the order in which the
+model calls them, for training and for evaluation. The modules are the model's own, so that names, modes and hooks stay
+as they are; only the control flow between them is written down. It holds no tensors and travels between processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from hydra_tune.errors import CandidateError, nearest
+
+
+@dataclass(frozen=True)
+class Ref:
+    """In an operation's arguments: the value that input or operation `value` gives."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """In an operation's arguments: a parameter or buffer of the model, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Op:
+    """One call: of a module by its name, of a function, or of a value's method by its name."""
+
+    kind: str
+    """`module`, `function` or `method`."""
+    target: str | Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def refs(self) -> set[int]:
+        """The values it uses."""
+        return {leaf.value for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)}
+
+    def attributes(self) -> set[str]:
+        """The parameters and buffers it uses by name, besides those of a module it calls."""
+        return {leaf.name for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Attribute)}
+
+    @property
+    def label(self) -> str:
+        return self.target if isinstance(self.target, str) else getattr(self.target, "__name__", str(self.target))
+
+
+@dataclass(frozen=True)
+class Program:
+    """Operations in order. Value i is input i, for i below the number of inputs; then come the operations' results."""
+
+    inputs: tuple[str, ...]
+    """The names of the forward's arguments that a batch gives."""
+    training: tuple[Op, ...]
+    evaluation: tuple[Op, ...]
+    """The same operations as in training; only constants differ, such as a function's `training=False`."""
+    output: Any
+    """The model's output: a tree with `Ref`s in it."""
+    mutated: frozenset[int] = frozenset()
+    """Values that a later operation changes in place: a shard that takes one works on a copy."""
+
+    def __len__(self) -> int:
+        return len(self.training)
+
+    def bind(self, inputs: Any) -> list[Any]:
+        """The inputs of a batch in the program's order: one value, a tuple or list by position, a dict by name."""
+        if isinstance(inputs, Mapping):
+            for name in inputs:
+                if name not in self.inputs:
+                    raise CandidateError(f"a batch has an input {name!r}", nearest(str(name), self.inputs))
+            return [inputs[name] for name in self.inputs]
+        return list(inputs) if isinstance(inputs, tuple | list) else [inputs]
+
+    def value_of(self, op: int) -> int:
+        """The value that operation `op` gives."""
+        return len(self.inputs) + op
+
+    def run(self, model: nn.Module, values: dict[int, Any], start: int, stop: int, *, training: bool) -> None:
+        """Run operations `start` to `stop`, reading and adding to `values`; a value is let go after its last use."""
+        ops = self.training if training else self.evaluation
+        last = _last_uses(ops, start, stop)
+        for index in range(start, stop):
+            op = ops[index]
+            args, kwargs = fill(op.args, values, model), fill(op.kwargs, values, model)
+            values[self.value_of(index)] = _call(op, model, args, kwargs)
+            del args, kwargs
+            for value in last.get(index, ()):
+                if value not in self._used_after(stop):
+                    del values[value]
+
+    def outputs(self, values: Mapping[int, Any]) -> Any:
+        """The model's output from its values."""
+        return fill(self.output, values, None)
+
+    def crossing(self, op: int) -> frozenset[int]:
+        """The values that cross a cut right before operation `op`: made before it, used from it on."""
+        made = self.value_of(op)
+        return frozenset(value for value in self._used_after(op) if value < made)
+
+    def _used_after(self, op: int) -> frozenset[int]:
+        cache: dict[int, frozenset[int]] = self.__dict__.setdefault("_uses", {})
+        if op not in cache:
+            later = (refs for each in self.training[op:] for refs in each.refs())
+            cache[op] = frozenset(later) | {leaf.value for leaf in _leaves(self.output) if isinstance(leaf, Ref)}
+        return cache[op]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_uses"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+def fill(tree: Any, values: Mapping[int, Any], model: nn.Module | None) -> Any:
+    """The tree with every `Ref` and `Attribute` replaced by what it stands for."""
+    if isinstance(tree, Ref):
+        return values[tree.value]
+    if isinstance(tree, Attribute):
+        assert model is not None
+        return attribute(model, tree.name)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(fill(each, values, model) for each in tree))
+    if isinstance(tree, tuple | list):
+        return type(tree)(fill(each, values, model) for each in tree)
+    if isinstance(tree, Mapping):
+        return {key: fill(each, values, model) for key, each in tree.items()}
+    if isinstance(tree, slice):
+        return slice(*(fill(each, values, model) for each in (tree.start, tree.stop, tree.step)))
+    return tree
+
+
+def attribute(model: nn.Module, name: str) -> Any:
+    """A parameter or buffer of the model by its name."""
+    *path, last = name.split(".")
+    return getattr(model.get_submodule(".".join(path)), last)
+
+
+def _call(op: Op, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    if op.kind == "module":
+        return model.get_submodule(str(op.target))(*args, **kwargs)
+    if op.kind == "method":
+        return getattr(args[0], str(op.target))(*args[1:], **kwargs)
+    assert callable(op.target)
+    return op.target(*args, **kwargs)
+
+
+def _last_uses(ops: Sequence[Op], start: int, stop: int) -> dict[int, list[int]]:
+    """For each operation of the range, the values that no later one of the range uses."""
+    last: dict[int, int] = {}
+    for index in range(start, stop):
+        for value in ops[index].refs():
+            last[value] = index
+    by_op: dict[int, list[int]] = {}
+    for value, index in last.items():
+        by_op.setdefault(index, []).append(value)
+    return by_op
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, Mapping):
+        yield from _all_leaves(tree.values())
+    elif isinstance(tree, tuple | list):
+        yield from _all_leaves(tree)
+    elif isinstance(tree, slice):
+        yield from _all_leaves((tree.start, tree.stop, tree.step))
+    else:
+        yield tree
+
+
+def _all_leaves(trees: Iterable[Any]) -> Iterator[Any]:
+    for tree in trees:
+        yield from _leaves(tree)

@@ -1,0 +1,134 @@
+"""Between a plain `Training` and a trial in shards: taking the one apart into blocks, and putting its state together.
+
+Both directions run in the builder, in host memory. A checkpoint of a sharded trial is therefore that of a whole one:
+either strategy goes on from the other's, and a trial can be cut anew at any commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hydra_tune.engine.spill import SpillFiles
+from hydra_tune.shards.layout import Layout
+from hydra_tune.shards.logbook import Logbook, as_scalar, plain_scalar
+from hydra_tune.shards.optimizers import OptimizerParts
+from hydra_tune.shards.plan import Bundle, Plan
+
+
+def take_apart(
+    state: dict[str, Any], plan: Plan, parts: OptimizerParts, files: SpillFiles, *, commits: int = 0
+) -> None:
+    """Write a training's state, as `Training.state` gives it, to a trial's files, and commit it."""
+    position, gradients, optimizer = state["position"], state["gradients"], state["optimizer"]
+    own = {parts.order[index]: kept for index, kept in optimizer["state"].items()}
+    logbook = Logbook(
+        random=state["random"], schedule=state["scheduler"], history=list(state["history"]), extra=state["extra"],
+        groups=[{k: v for k, v in group.items() if k != "params"} for group in optimizer["param_groups"]],
+        touched=set(gradients), kept=state["kept"] is not None, commits=commits,
+        **{name.removeprefix("_"): value for name, value in position.items()},
+    )  # fmt: skip
+    for key in list(files.committed):
+        files.delete(key)  # of an earlier cut
+    for bundle in plan.bundles:
+        _write(files, f"w/{bundle.name}", bundle.weights, state["tensors"])
+        _write(files, f"o/{bundle.name}", bundle.optimizer, _optimizer_tensors(bundle, own, logbook))
+        if logbook.touched.intersection(bundle.parameters):
+            _write(files, f"g/{bundle.name}", bundle.weights, gradients)
+        if logbook.kept:
+            _write(files, f"k/w/{bundle.name}", bundle.weights, state["kept"])
+    for shard in plan.shards:
+        _write(files, f"b/{shard.index}", shard.buffers, state["tensors"])
+        if logbook.kept:
+            _write(files, f"k/b/{shard.index}", shard.buffers, state["kept"])
+    files.commit(logbook.as_json())
+
+
+def _write(files: SpillFiles, key: str, layout: Layout, tensors: Mapping[str, Any]) -> None:
+    if layout.size:
+        block = torch.empty(layout.size, dtype=torch.uint8)
+        with torch.no_grad():
+            layout.fill(block, tensors)
+        files.write(key, 0, block)
+
+
+def _optimizer_tensors(bundle: Bundle, own: Mapping[str, Mapping[str, Any]], logbook: Logbook) -> dict[str, Any]:
+    """The tensors that an optimizer keeps for a bundle; what else it keeps goes to the logbook."""
+    inside = {field.name for field in bundle.optimizer.fields}
+    found: dict[str, Any] = {}
+    for name in bundle.parameters:
+        if name in own:
+            found |= {f"{name}/{key}": value for key, value in own[name].items() if f"{name}/{key}" in inside}
+            logbook.started[name] = {k: plain_scalar(v) for k, v in own[name].items() if f"{name}/{k}" not in inside}
+    return found
+
+
+def put_together(files: SpillFiles, plan: Plan, parts: OptimizerParts, data: tuple[int, int, int]) -> dict[str, Any]:
+    """The state of the last commit, as `Training.state` gives it."""
+    logbook = Logbook.from_json(files.notes)
+    tensors: dict[str, torch.Tensor] = {}
+    gradients: dict[str, torch.Tensor] = {}
+    optimizer: dict[int, dict[str, Any]] = {}
+    for bundle in plan.bundles:
+        tensors |= _read(files, f"w/{bundle.name}", bundle.weights)
+        if logbook.touched.intersection(bundle.parameters):
+            found = _read(files, f"g/{bundle.name}", bundle.weights)
+            gradients |= {name: gradient for name, gradient in found.items() if name in logbook.touched}
+        views = _read(files, f"o/{bundle.name}", bundle.optimizer)
+        for name in bundle.parameters:
+            if name in logbook.started:
+                own = {key.removeprefix(f"{name}/"): v for key, v in views.items() if key.startswith(f"{name}/")}
+                scalars = {key: as_scalar(value) for key, value in logbook.started[name].items()}
+                optimizer[parts.order.index(name)] = {**scalars, **own}
+    for shard in plan.shards:
+        tensors |= _read(files, f"b/{shard.index}", shard.buffers)
+    return {
+        "tensors": tensors,
+        "gradients": gradients,
+        "optimizer": {"state": optimizer, "param_groups": _groups(parts, logbook)},
+        "scheduler": logbook.schedule,
+        "random": logbook.random,
+        "position": {
+            "epoch": logbook.epoch, "batch": logbook.batch, "steps": logbook.steps, "loss_sum": logbook.loss_sum,
+            "loss_rows": logbook.loss_rows,
+        },
+        "history": logbook.history,
+        "kept": kept_weights(files, plan) if logbook.kept else None,
+        "data": data,
+        "extra": logbook.extra,
+    }  # fmt: skip
+
+
+def weights(files: SpillFiles, plan: Plan) -> dict[str, torch.Tensor]:
+    """All parameters and buffers of the last commit: those of the epoch to keep, where one was kept."""
+    return kept_weights(files, plan) if Logbook.from_json(files.notes).kept else _tensors(files, plan, "")
+
+
+def kept_weights(files: SpillFiles, plan: Plan) -> dict[str, torch.Tensor]:
+    """The weights of the best epoch so far."""
+    return _tensors(files, plan, "k/")
+
+
+def _tensors(files: SpillFiles, plan: Plan, prefix: str) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for bundle in plan.bundles:
+        found |= _read(files, f"{prefix}w/{bundle.name}", bundle.weights)
+    for shard in plan.shards:
+        found |= _read(files, f"{prefix}b/{shard.index}", shard.buffers)
+    return found
+
+
+def _groups(parts: OptimizerParts, logbook: Logbook) -> list[dict[str, Any]]:
+    return [
+        {**options, "params": [i for i, name in enumerate(parts.order) if parts.group_of[name] == group]}
+        for group, options in enumerate(logbook.groups)
+    ]
+
+
+def _read(files: SpillFiles, key: str, layout: Layout) -> dict[str, torch.Tensor]:
+    block = torch.empty(layout.size, dtype=torch.uint8)
+    if layout.size:
+        files.read(key, block)
+    return layout.views(block)

@@ -1,0 +1,56 @@
+"""How tensors lie in a block of bytes: names, shapes and offsets, so that a block moves as one and is used as many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+ALIGNED = 64
+"""Bytes: vector instructions want it, and so does every dtype."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor in a block."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tensors of a block."""
+
+    fields: tuple[Field, ...]
+    size: int
+
+    @classmethod
+    def of(cls, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> Layout:
+        """One after another, each aligned."""
+        fields: list[Field] = []
+        end = 0
+        for name, dtype, shape in tensors:
+            size = dtype.itemsize * torch.Size(shape).numel()
+            fields.append(Field(name, dtype, tuple(shape), end, size))
+            end += -(-size // ALIGNED) * ALIGNED
+        return cls(tuple(fields), end)
+
+    def views(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The tensors in a block of bytes, sharing its memory."""
+        return {
+            field.name: block[field.offset : field.offset + field.size].view(field.dtype).view(field.shape)
+            for field in self.fields
+        }
+
+    def fill(self, block: torch.Tensor, tensors: Mapping[str, Any]) -> None:
+        """Copy tensors of these names into the block; those that are missing become zero."""
+        block.zero_()
+        for name, view in self.views(block).items():
+            if tensors.get(name) is not None:
+                view.copy_(tensors[name])

@@ -1,0 +1,130 @@
+"""Which operations, parameters and buffers belong to which shard, and in which blocks they lie: data, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hydra_tune.graph.capture import Captured
+from hydra_tune.graph.costs import ShardCost
+from hydra_tune.shards.layout import Layout
+
+StateLayout = Mapping[str, Mapping[str, tuple[torch.dtype, tuple[int, ...]]]]
+"""For each parameter, the dtype and shape of each tensor of its optimizer state."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Parameters that are moved and updated together: those of one shard alone, or one that several shards share."""
+
+    name: str
+    weights: Layout
+    optimizer: Layout
+    users: tuple[int, ...]
+    """The shards that use it. The first one comes last in the backward pass, and makes the step."""
+
+    @property
+    def owner(self) -> int:
+        return self.users[0]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self.weights.fields)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A run of operations with what it needs."""
+
+    index: int
+    start: int
+    stop: int
+    bundles: tuple[Bundle, ...]
+    buffers: Layout
+    cost: ShardCost
+    takes: tuple[int, ...]
+    """The values that it takes from earlier shards or from the batch."""
+    gives: tuple[int, ...]
+    """The values that it makes for later shards or for the loss."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All shards of a trial."""
+
+    shards: tuple[Shard, ...]
+    bundles: tuple[Bundle, ...]
+    deferred: bool
+    """Whether steps are made apart from the backward pass, once all gradients are there."""
+    state_bytes: int
+
+    @property
+    def steps_a_batch(self) -> int:
+        return 2 * len(self.shards) - 1
+
+
+def make_plan(
+    captured: Captured,
+    costs: Sequence[ShardCost],
+    tensors: Mapping[str, torch.Tensor],
+    state: StateLayout,
+    *,
+    deferred: bool,
+) -> Plan:
+    """The shards of a partition; `tensors` has every parameter and buffer by name, for its dtype and shape."""
+    users: dict[str, list[int]] = {}
+    buffers: list[dict[str, None]] = [{} for _ in costs]
+    for index, cost in enumerate(costs):
+        for node in captured.nodes[cost.start : cost.stop]:
+            for name in node.parameters:
+                if index not in users.setdefault(name, []):
+                    users[name].append(index)
+            buffers[index] |= dict.fromkeys(node.buffers)
+    for name, tensor in tensors.items():
+        # What no operation uses is part of the model all the same: it is saved and restored with the first shard.
+        if isinstance(tensor, torch.nn.Parameter):
+            users.setdefault(name, [0])
+        elif not any(name in each for each in buffers):
+            buffers[0][name] = None
+    bundles = _bundles(users, tensors, state)
+    shards = []
+    program = captured.program
+    for index, cost in enumerate(costs):
+        start, stop = captured.nodes[cost.start].start, captured.nodes[cost.stop - 1].stop
+        last = index == len(costs) - 1
+        used = {value for op in program.training[start:stop] for value in op.refs()}
+        # The loss is computed with the last shard, from whatever the model's output is made of.
+        used |= program.crossing(stop) if last else set()
+        made = program.value_of(start)
+        shards.append(
+            Shard(
+                index, start, stop, tuple(bundle for bundle in bundles if index in bundle.users),
+                Layout.of((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in buffers[index]), cost,
+                takes=tuple(sorted(value for value in used if value < made)),
+                gives=() if last else tuple(sorted(value for value in program.crossing(stop) if value >= made)),
+            )
+        )  # fmt: skip
+    size = sum(bundle.weights.size + bundle.optimizer.size for bundle in bundles)
+    return Plan(tuple(shards), bundles, deferred, size + sum(shard.buffers.size for shard in shards))
+
+
+def _bundles(
+    users: Mapping[str, Sequence[int]], tensors: Mapping[str, torch.Tensor], state: StateLayout
+) -> tuple[Bundle, ...]:
+    """Parameters with the same users together: one bundle a shard, and one for each set of shards that share."""
+    together: dict[tuple[int, ...], list[str]] = {}
+    for name, shards in users.items():
+        together.setdefault(tuple(sorted(shards)), []).append(name)
+    return tuple(
+        Bundle(
+            name="-".join(map(str, shards)),
+            weights=Layout.of((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in names),
+            optimizer=Layout.of(
+                (f"{name}/{key}", dtype, shape) for name in names for key, (dtype, shape) in state.get(name, {}).items()
+            ),
+            users=shards,
+        )
+        for shards, names in together.items()
+    )

@@ -1,0 +1,131 @@
+"""From a built candidate to a trial in shards: capture, profile, partition, and the kit that workers train from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hydra_tune.builds import Prepared
+from hydra_tune.graph.capture import Captured, capture
+from hydra_tune.graph.costs import ShardCost
+from hydra_tune.graph.partition import partition
+from hydra_tune.graph.profile import Profile, keep_profile, load_profile, profile, profile_key
+from hydra_tune.shards.optimizers import OptimizerParts
+from hydra_tune.shards.plan import make_plan
+from hydra_tune.shards.trial import Kit
+from hydra_tune.training import Training
+
+logger = logging.getLogger(__name__)
+
+SPILL_BYTES_PER_SECOND = 4e9
+"""What copying to and from host memory reaches on common machines; it only weighs spilling against computing again."""
+TRANSFER_SHARE = 0.1
+"""Of the budget, for the shard that is brought in while another one computes."""
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """A candidate that can be cut, and what its nodes cost."""
+
+    captured: Captured
+    profile: Profile
+    parts: OptimizerParts
+    deferred: bool
+
+    def shards(self, budget: int) -> tuple[ShardCost, ...]:
+        """The fewest shards that fit a device; raises Infeasible where none do."""
+        cut = partition(
+            self.profile.nodes, budget, input_bytes=self.profile.input_bytes, transfer_fraction=TRANSFER_SHARE,
+            deferred=self.deferred,
+        )  # fmt: skip
+        return cut.shards
+
+
+def examine(training: Training, profiles: Path) -> Prospect:
+    """Capture and profile a candidate; a profile that is kept from an earlier trial is not measured again."""
+    candidate, model = training.candidate, training.model
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    parts = OptimizerParts.of(candidate.optimizer(list(model.parameters())), names)
+    inputs, targets = training.batches.fetch(0, 0)
+    last = len(training.batches) - 1
+    smaller = None
+    if training.batches.rows_at(last) != training.batches.rows_at(0):
+        smaller = training.batches.fetch(0, last)[0]
+    captured = capture(model, inputs, smaller)
+    if captured.whole_because:
+        logger.info("the model is not cut: %s", captured.whole_because)
+    bound = captured.program.bind(inputs)
+    key = profile_key(_architecture(model, captured), _shapes(bound), _shapes([targets]), _optimizer_facts(parts),
+                      tuple(candidate.split_points))  # fmt: skip
+    found = load_profile(profiles, key)
+    if found is None:
+        found = profile(
+            model, captured, bound, lambda outputs: candidate.loss(outputs, targets),
+            lambda name, parameter: parts.for_parameter(parameter, parts.pristine[parts.group_of.get(name, 0)]),
+            candidate.split_points,
+        )  # fmt: skip
+        keep_profile(profiles, key, found)
+    captured = replace(captured, program=replace(captured.program, mutated=found.mutated))
+    return Prospect(captured, found, parts, candidate.clip_grad_norm is not None or candidate.accumulate > 1)
+
+
+def make_kit(
+    prospect: Prospect, costs: Sequence[ShardCost], prepared: Prepared, seed: int, budget: int,
+    tensors: dict[str, torch.Tensor],
+) -> Kit:  # fmt: skip
+    """What workers need to train a candidate that is cut so; the model in it is still whole."""
+    plan = make_plan(prospect.captured, costs, tensors, prospect.profile.state, deferred=prospect.deferred)
+    return Kit(
+        prepared.candidate, prepared.train, prepared.valid, seed, prospect.captured.program, plan, prospect.parts,
+        recompute(costs, budget),
+    )  # fmt: skip
+
+
+def recompute(costs: Sequence[ShardCost], budget: int) -> frozenset[int]:
+    """The shards whose forward is quicker to run again than its activations are to write and read.
+
+    Where all activations stay on the device beside the largest shard there is nothing to write.
+    """
+    *before, _last = costs
+    if sum(cost.activation_bytes for cost in before) + max(cost.device_bytes for cost in costs) <= budget:
+        return frozenset()
+    return frozenset(
+        index
+        for index, cost in enumerate(before)
+        if cost.forward_seconds < 2 * cost.activation_bytes / SPILL_BYTES_PER_SECOND
+    )
+
+
+def hollow(model: nn.Module) -> None:
+    """Take the contents out of a model's parameters and buffers: a skeleton to attach blocks to."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data = torch.empty(0, dtype=tensor.dtype)
+        tensor.grad = None
+
+
+def _architecture(model: nn.Module, captured: Captured) -> Any:
+    operations = [(op.kind, op.label, repr(op.args), repr(op.kwargs)) for op in captured.program.training]
+    tensors = [(n, tuple(t.shape), str(t.dtype), t.requires_grad) for n, t in model.named_parameters()]
+    buffers = [(n, tuple(t.shape), str(t.dtype)) for n, t in model.named_buffers()]
+    return operations, tensors, buffers, repr(model)
+
+
+def _shapes(tree: Any) -> Any:
+    leaves = torch.utils._pytree.tree_leaves(tree)
+    return [(tuple(t.shape), str(t.dtype)) if isinstance(t, torch.Tensor) else repr(t) for t in leaves]
+
+
+def _optimizer_facts(parts: OptimizerParts) -> Any:
+    """What of an optimizer changes costs: its class and its switches, not its rates."""
+    switches = [
+        sorted((key, str(value)) for key, value in options.items() if isinstance(value, bool | str) or value is None)
+        for options in parts.pristine
+    ]
+    momentum = [bool(options.get("momentum")) for options in parts.pristine]
+    return parts.kind.__qualname__, sorted(parts.group_of.items()), switches, momentum

@@ -1,0 +1,340 @@
+"""A candidate in training, in shards: the plain loop of `training.Training`, with one shard on the device at a time.
+
+It trains for a while and commits: all changed blocks and the logbook go to the trial's files, and any worker can take
+the trial up from there. Until the next commit the files keep that state whole.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hydra_tune.batches import Batches, move
+from hydra_tune.candidate import Candidate, Dataset
+from hydra_tune.engine.device_memory import DeviceMemory
+from hydra_tune.engine.spill import SpillFiles
+from hydra_tune.engine.unit import StepRecord
+from hydra_tune.graph.program import Program
+from hydra_tune.seeds import RandomState
+from hydra_tune.shards.logbook import Logbook, as_scalar, plain_scalar
+from hydra_tune.shards.optimizers import OptimizerParts, Schedule
+from hydra_tune.shards.plan import Bundle, Plan, Shard
+from hydra_tune.shards.runner import TARGETS, ShardRunner, Step
+from hydra_tune.training import Diverged, Progress, as_number
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What every worker that trains a trial gets: the candidate with an empty model, its data and its plan."""
+
+    candidate: Candidate
+    train: Dataset
+    valid: Dataset | None
+    seed: int
+    program: Program
+    plan: Plan
+    parts: OptimizerParts
+    recompute: frozenset[int]
+    """Shards whose activations are cheaper to compute again than to spill."""
+
+
+class ShardedTrial:
+    """One trial in one worker."""
+
+    def __init__(self, kit: Kit, memory: DeviceMemory, files: SpillFiles, kit_file: str = "") -> None:
+        self.kit = kit
+        self.kit_file = kit_file
+        """Where the kit came from: another cut of the trial has another one."""
+        self.candidate = kit.candidate
+        self.memory = memory
+        self.files = files
+        self.batches = Batches(kit.candidate, kit.train, training=True, seed=kit.seed)
+        self.valid = None if kit.valid is None else Batches(kit.candidate, kit.valid, training=False)
+        self.records: list[StepRecord] = []
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._stepping: dict[str, dict[str, torch.Tensor]] = {}
+        """While a backward makes steps: the optimizer state of each parameter that makes one, by name."""
+        self._stepped: set[str] = set()
+        self._norms: dict[str, torch.Tensor] = {}
+        self.runner = ShardRunner(kit.candidate.model, kit.program, kit.plan, memory, files, self._on_gradient)
+        self._parameters = dict(kit.candidate.model.named_parameters())
+        self.take_up()
+
+    def take_up(self) -> None:
+        """Go on from the last commit, whoever made it; blocks that are here and still current stay."""
+        self.files.reload()
+        self.memory.forget(self.files, outdated_only=True)
+        self.logbook = Logbook.from_json(self.files.notes)
+        self.schedule = Schedule(self.kit.parts, self.candidate.scheduler, self.logbook.schedule, self.logbook.groups)
+        self.runner.version = max((stored.version for stored in self.files.committed.values()), default=0)
+
+    def close(self) -> None:
+        """Free what this trial has on the device."""
+        self.memory.forget(self.files)
+
+    def commit(self) -> None:
+        """Make this the state that survives."""
+        self.logbook.schedule, self.logbook.groups = self.schedule.state(), list(self.schedule.options)
+        self.logbook.commits += 1
+        self.memory.flush(self.files)
+        self.files.commit(self.logbook.as_json())
+
+    # Training
+
+    def train_for(self, seconds: float) -> Progress:
+        """Train until the time is up or the epoch ends, at least one batch, and commit."""
+        logbook, began = self.logbook, time.perf_counter()
+        first = logbook.batch
+        self.memory.running = self.files
+        self.candidate.model.train()
+        RandomState.from_state(logbook.random).restore(self.memory.device)
+        while logbook.batch < len(self.batches):
+            self._train_batch()
+            if time.perf_counter() - began >= seconds:
+                break
+        logbook.random = RandomState.capture(self.memory.device).state()
+        self._timed("commit", 0, self.commit)
+        return Progress(
+            epoch=logbook.epoch, batch=logbook.batch, batches=len(self.batches), steps=logbook.steps,
+            loss=logbook.loss_sum / max(logbook.loss_rows, 1), batches_done=logbook.batch - first,
+            seconds=time.perf_counter() - began,
+        )  # fmt: skip
+
+    def _train_batch(self) -> None:
+        *before, last = self.kit.plan.shards
+        self._fetch(self.batches, self.logbook.epoch, self.logbook.batch)
+        stepping = self._step_is_due()
+        for shard in before:
+            self._bring_in(shard.index + 1)
+            keep = shard.index not in self.kit.recompute
+            self._timed("forward", shard.index, self.runner.forward, shard, keep)
+        self._bring_in(last.index + 1)
+        self._timed("forward-backward", last.index, self._forward_backward, last, stepping)
+        for shard in reversed(before):
+            self._bring_in(self.runner.backward_position(shard.index) + 1)
+            self._timed("backward", shard.index, self._backward, shard, stepping)
+        if stepping:
+            self._finish_step()
+        self.runner.end_batch()
+        self.logbook.batch += 1
+
+    def _fetch(self, batches: Batches, epoch: int, position: int) -> None:
+        """Make a batch, and keep its inputs and targets as values."""
+        inputs, targets = move(batches.fetch(epoch, position), self.memory.device)
+        due = self.runner.due("x/", 0)
+        for value, tree in enumerate(self.kit.program.bind(inputs)):
+            self.runner.values.put(value, tree, due)
+        self.runner.values.put(TARGETS, targets, due)
+
+    def _step_is_due(self) -> bool:
+        done = self.logbook.batch + 1
+        return done % self.candidate.accumulate == 0 or done == len(self.batches)
+
+    def _forward_backward(self, shard: Shard, stepping: bool) -> None:
+        def loss(outputs: Any, targets: Any) -> torch.Tensor:
+            total = self.candidate.loss(outputs, targets)
+            value = float(total.detach())
+            if not math.isfinite(value):
+                raise Diverged("the training loss", value, self.logbook.steps)
+            rows = self.batches.rows_at(self.logbook.batch)
+            self.logbook.loss_sum += value * rows
+            self.logbook.loss_rows += rows
+            return total / self.candidate.accumulate
+
+        self.runner.forward_loss(
+            shard, loss, lambda step: self._prepare(step, shard), lambda step: self._finish(step, shard, stepping)
+        )  # fmt: skip
+
+    def _backward(self, shard: Shard, stepping: bool) -> None:
+        self.runner.backward(
+            shard, lambda step: self._prepare(step, shard), lambda step: self._finish(step, shard, stepping)
+        )  # fmt: skip
+
+    def _steps_here(self, bundle: Bundle, shard: Shard) -> bool:
+        """Whether this shard's backward makes the step of a bundle: all its gradients are there by then."""
+        return not self.kit.plan.deferred and bundle.owner == shard.index
+
+    def _prepare(self, step: Step, shard: Shard) -> None:
+        for bundle in shard.bundles:
+            if not self._steps_here(bundle, shard) or len(bundle.users) > 1:
+                self.runner.attach_gradients(step, bundle)
+            if self._steps_here(bundle, shard):
+                self._hold_optimizer(step, bundle)
+
+    def _finish(self, step: Step, shard: Shard, stepping: bool) -> None:
+        for bundle in shard.bundles:
+            if self._steps_here(bundle, shard):
+                for name in bundle.parameters:
+                    if name in self.logbook.touched and name not in self._stepped:
+                        self._step_parameter(name)
+                self._let_go_of_gradients(step, bundle)
+            elif stepping and self.candidate.clip_grad_norm is not None and bundle.owner == shard.index:
+                for name in bundle.parameters:
+                    if name in self.logbook.touched:
+                        self._norms[name] = torch.linalg.vector_norm(self._gradient(name))
+        self._stepping.clear()
+        self._stepped.clear()
+
+    def _gradient(self, name: str) -> torch.Tensor:
+        gradient = self._parameters[name].grad
+        assert gradient is not None
+        return gradient
+
+    def _let_go_of_gradients(self, step: Step, bundle: Bundle) -> None:
+        self.logbook.touched.difference_update(bundle.parameters)
+        for name in bundle.parameters:
+            self._parameters[name].grad = None
+        if f"g/{bundle.name}" in step.held:
+            step.drop(f"g/{bundle.name}")
+
+    def _finish_step(self) -> None:
+        """After the last backward: the deferred steps, then the schedule."""
+        if self.kit.plan.deferred:
+            factor = self._clip_factor()
+            for shard in self.kit.plan.shards:
+                self._timed("step", shard.index, self._step_shard, shard, factor)
+        self.logbook.steps += 1
+        if self.candidate.schedule_every == "step":
+            self.schedule.step()
+
+    def _clip_factor(self) -> float | torch.Tensor:
+        """As `clip_grad_norm_` computes it, from the norms of all gradients."""
+        limit = self.candidate.clip_grad_norm
+        norms = [self._norms[name] for name in self._parameters if name in self._norms]
+        self._norms.clear()
+        if limit is None or not norms:
+            return 1.0
+        total = torch.linalg.vector_norm(torch.stack(norms))
+        return torch.clamp(limit / (total + 1e-6), max=1.0)
+
+    def _step_shard(self, shard: Shard, factor: float | torch.Tensor) -> None:
+        reserve = 2 * self.runner.largest_parameter(shard)
+        with self.runner.step(shard, self.runner.step_position(shard.index), reserve) as step:
+            for bundle in shard.bundles:
+                if bundle.owner != shard.index or self.logbook.touched.isdisjoint(bundle.parameters):
+                    continue
+                self.runner.attach_gradients(step, bundle)
+                self._hold_optimizer(step, bundle)
+                for name in bundle.parameters:
+                    if name in self.logbook.touched:
+                        if self.candidate.clip_grad_norm is not None:
+                            self._gradient(name).mul_(factor)
+                        self._step_parameter(name)
+                self._let_go_of_gradients(step, bundle)
+        self._stepping.clear()
+        self._stepped.clear()
+
+    def _hold_optimizer(self, step: Step, bundle: Bundle) -> None:
+        """Bring the optimizer state of a bundle to the device; its parameters make their steps from now on."""
+        views: dict[str, torch.Tensor] = {}
+        if bundle.optimizer.size:
+            views = bundle.optimizer.views(step.hold(f"o/{bundle.name}"))
+            step.change(f"o/{bundle.name}")
+        step.change(f"w/{bundle.name}")
+        for name in bundle.parameters:
+            if name in self.kit.parts.group_of:
+                prefix = f"{name}/"
+                self._stepping[name] = {k.removeprefix(prefix): v for k, v in views.items() if k.startswith(prefix)}
+
+    def _on_gradient(self, name: str, parameter: nn.Parameter) -> None:
+        """Autograd has finished a parameter's gradient: make its step at once, or leave it for later."""
+        if name in self._stepping:
+            self._step_parameter(name)
+        else:
+            self.logbook.touched.add(name)
+
+    def _step_parameter(self, name: str) -> None:
+        """One parameter's optimizer step; its gradient is used up."""
+        parameter = self._parameters[name]
+        self._stepped.add(name)
+        if name not in self._stepping:
+            parameter.grad = None
+            return
+        options = self.schedule.options[self.kit.parts.group_of[name]]
+        optimizer = self._optimizers.get(name)
+        if optimizer is None:
+            optimizer = self._optimizers[name] = self.kit.parts.for_parameter(parameter, options)
+        optimizer.param_groups[0].update(options)
+        views = self._stepping[name]
+        before = self.logbook.started.get(name)
+        if before is not None:
+            optimizer.state[parameter] = {**views, **{key: as_scalar(value) for key, value in before.items()}}
+        optimizer.step()
+        state = optimizer.state.pop(parameter, {})
+        for key, value in state.items():
+            if key in views and value is not views[key]:
+                views[key].copy_(value)
+        self.logbook.started[name] = {key: plain_scalar(v) for key, v in state.items() if key not in views}
+        parameter.grad = None
+
+    # Evaluation and epochs
+
+    def end_epoch(self) -> dict[str, float]:
+        """Judge the epoch, step an epoch schedule, go to the next epoch, and commit."""
+        logbook = self.logbook
+        train_loss = logbook.loss_sum / max(logbook.loss_rows, 1)
+        judged = {"train_loss": train_loss, **(self._evaluate() or {"loss": train_loss})}
+        if self.candidate.schedule_every == "epoch":
+            self.schedule.step(judged["loss"])
+        logbook.epoch, logbook.batch = logbook.epoch + 1, 0
+        logbook.loss_sum, logbook.loss_rows = 0.0, 0
+        logbook.history.append(judged)
+        self.commit()
+        return judged
+
+    def _evaluate(self) -> dict[str, float]:
+        if self.valid is None:
+            return {}
+        sums: dict[str, float] = {}
+        self.memory.running = self.files
+        self.candidate.model.eval()
+        before = RandomState.capture(self.memory.device)
+        RandomState.from_state(self.logbook.random).restore(self.memory.device)
+        for position in range(len(self.valid)):
+            self._fetch(self.valid, 0, position)
+            rows = self.valid.rows_at(position)
+
+            def judge(outputs: Any, targets: Any, rows: int = rows) -> None:
+                judged = {"loss": float(self.candidate.loss(outputs, targets))}
+                for name, metric in self.candidate.metrics.items():
+                    judged[name] = as_number(metric(outputs, targets), f"metric {name!r}")
+                for name, value in judged.items():
+                    sums[name] = sums.get(name, 0.0) + value * rows
+
+            for shard in self.kit.plan.shards:
+                self._timed("evaluate", shard.index, self.runner.evaluate, shard, judge)
+            self.runner.end_batch()
+        before.restore(self.memory.device)
+        means = {name: total / self.valid.rows for name, total in sums.items()}
+        if not math.isfinite(means["loss"]):
+            raise Diverged("the validation loss", means["loss"], self.logbook.steps)
+        return means
+
+    def keep_weights(self) -> None:
+        """Remember the weights as they are now, for a candidate that keeps its best epoch."""
+        for key in list(self.files.committed):
+            if key.startswith(("w/", "b/")):
+                self.files.copy(key, f"k/{key}")
+        self.logbook.kept = True
+        self.commit()
+
+    def _bring_in(self, position: int) -> None:
+        """Let the transfer thread fetch what the step at `position` needs."""
+        self.memory.prefetch([(self.files, key, due) for key, due in self.runner.needs(position)])
+
+    def _timed(self, kind: str, shard: int, work: Callable[..., None], *args: Any) -> None:
+        started, clock = time.time(), time.perf_counter()
+        read, written = self.files.read_bytes, self.files.written_bytes
+        work(*args)
+        self.records.append(
+            StepRecord(
+                kind, shard, started, time.perf_counter() - clock, self.files.read_bytes - read,
+                self.files.written_bytes - written,
+            )
+        )  # fmt: skip

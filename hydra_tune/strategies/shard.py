@@ -1,0 +1,137 @@
+"""Strategy `shard`: models larger than a device, in shards that come and go, several models taking turns.
+
+The builder cuts a candidate into the fewest shards that fit a device and writes them to the spill store. Each unit then
+trains the trial for about a second on whichever device is free: the forward of every shard, loss and backward of the
+last, the backward of the others, each shard brought in while the one before it computes. At the end of a unit the
+trial's state is committed to the spill store: the next unit may run on another device, and a device that is lost costs
+one unit. The weights are those of a plain loop, whatever the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hydra_tune.engine.unit import Role, UnitFailed
+from hydra_tune.errors import SpecError, WorkerLost, quoted
+from hydra_tune.strategies import shard_units
+from hydra_tune.strategies.base import Candidacy, Strategy, TrialRun
+from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, Saved, train_epochs
+from hydra_tune.strategies.shard_units import Cut, Done, Spilled
+from hydra_tune.strategies.whole import OnOneDevice
+from hydra_tune.training import Progress
+
+SMALLER = 0.75
+"""After a step that did not fit, a trial is cut for this share of the budget that it was cut for before."""
+LEAST_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Shard(Strategy):
+    """Train in shards that fit a device; a model that fits as a whole is trained as a whole."""
+
+    name = "shard"
+    exact = True
+    summary = "models larger than a device, in shards that are spilled to host memory and disk"
+    builds_apart = True
+
+    double_buffering: bool = True
+    """Whether the next shard is brought in while the present one computes."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.double_buffering, bool):
+            raise SpecError(f"double_buffering cannot be {quoted(self.double_buffering)}", "give true or false")
+
+    async def train(self, run: TrialRun) -> None:
+        candidate = await InShards.cut_for(run, self.double_buffering)
+        run.planned(self.name if candidate.cut.shards > 1 else "whole", candidate.cut.shards)
+        if candidate.cut.shards == 1:
+            run.candidacy = Candidacy(parcel=candidate.cut.parcel)
+            await train_epochs(run, await OnOneDevice.load(run))
+        else:
+            await run.restored(candidate.history, candidate.cut.notes)
+            await train_epochs(run, candidate)
+
+
+@dataclass
+class InShards(InTraining):
+    """A candidate whose state is in the spill store."""
+
+    run: TrialRun
+    builder: int
+    cut: Cut
+    history: list[dict[str, float]]
+    double_buffering: bool
+    share: float = 1.0
+    """Of the device's budget, for which it is cut."""
+    commits: int = 0
+    """How many times its state was committed: a worker that has seen fewer takes it up anew."""
+    lost_at: int = -1
+
+    @classmethod
+    async def cut_for(cls, run: TrialRun, double_buffering: bool) -> InShards:
+        """Cut a candidate that waits in the builder, with the state of its newest checkpoint."""
+        builder = run.candidacy.worker
+        assert builder is not None
+        budget = min(device.memory for device in run.engine.devices)
+        result = await run.unit(
+            "cut", shard_units.cut, run.attempt, run.number, run.seed, budget, run.checkpoints, run.profiles,
+            role=Role.BUILDER, worker=builder,
+        )  # fmt: skip
+        cut: Cut = result.value
+        return cls(run, builder, cut, list(cut.history), double_buffering)
+
+    async def train(self, remaining: float | None) -> Progress:
+        progress: Progress = (
+            await self._unit("train", shard_units.train_slice, SLICE_SECONDS, remaining=remaining)
+        ).value
+        return progress
+
+    async def end_epoch(self, remaining: float | None) -> dict[str, float]:
+        metrics: dict[str, float] = (await self._unit("evaluate", shard_units.end_epoch, remaining=remaining)).value
+        return metrics
+
+    async def keep_weights(self) -> None:
+        await self._unit("keep", shard_units.keep_weights)
+
+    async def checkpoint(self) -> Saved:
+        saved: Saved = await self._in_builder("checkpoint", shard_units.checkpoint, self.run.checkpoints)
+        return saved
+
+    async def save(self) -> None:
+        await self._in_builder("save", shard_units.save, self.run.weights)
+
+    async def _unit(self, kind: str, work: Callable[..., Done], *args: Any, remaining: float | None = None) -> Done:
+        """Run a unit on any device. It commits when it ends: one that failed or was lost can be run again."""
+        while True:
+            spilled = Spilled(self.cut.places, self.cut.name, self.cut.kit, self.commits, self.double_buffering)
+            try:
+                result = await self.run.unit(kind, work, self.run.attempt, spilled, *args, remaining=remaining)
+            except UnitFailed as error:
+                if error.failure.status != "OUT_OF_MEMORY":
+                    raise
+                await self._cut_smaller(error)
+            except WorkerLost as error:
+                if self.lost_at == self.commits:
+                    raise  # the second time at the same point: perhaps the trial is to blame
+                self.lost_at = self.commits
+                self.run.note("lost", f"{error}; the trial goes on from its last commit")
+            else:
+                done: Done = result.value
+                self.commits = done.commits
+                self.run.spilled(done.read_bytes, done.written_bytes)
+                return done
+
+    async def _cut_smaller(self, error: UnitFailed) -> None:
+        """A step did not fit after all: cut the trial anew, for less than the device has."""
+        self.share *= SMALLER
+        if self.share < LEAST_SHARE:
+            raise error
+        self.cut = await self._in_builder("cut", shard_units.cut_again, self.share)
+        self.commits += 1
+        self.run.note("out of memory", f"{error.failure.message}; now in {self.cut.shards} shards")
+        self.run.planned(Shard.name, self.cut.shards)
+
+    async def _in_builder(self, kind: str, work: Callable[..., Any], *args: Any) -> Any:
+        return (await self.run.unit(kind, work, self.run.attempt, *args, role=Role.BUILDER, worker=self.builder)).value

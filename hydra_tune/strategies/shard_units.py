@@ -1,0 +1,253 @@
+"""What runs in processes for a trial in shards: cutting and saving in the builder, training on devices."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hydra_tune.builds import Prepared, pack_here
+from hydra_tune.engine.device_memory import DeviceMemory
+from hydra_tune.engine.spill import SpillFiles
+from hydra_tune.engine.transfer import unpack
+from hydra_tune.engine.unit import TrialEnded
+from hydra_tune.engine.worker import WorkerContext
+from hydra_tune.errors import Infeasible
+from hydra_tune.graph.costs import ShardCost
+from hydra_tune.shards.exchange import put_together, take_apart, weights
+from hydra_tune.shards.logbook import Logbook
+from hydra_tune.shards.prepare import Prospect, examine, hollow, make_kit
+from hydra_tune.shards.trial import Kit, ShardedTrial
+from hydra_tune.strategies.epochs import Saved
+from hydra_tune.strategies.whole import restore, write_checkpoint
+from hydra_tune.training import Training
+from hydra_tune.weights import save_weights
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What the coordinator knows of a trial in shards."""
+
+    shards: int
+    history: list[dict[str, float]]
+    notes: tuple[str, ...] = ()
+    parcel: bytes | None = None
+    """The packed candidate, where it is one shard."""
+    places: tuple[str, ...] = ()
+    name: str = ""
+    kit: str = ""
+    """The file with what workers need."""
+
+
+@dataclass(frozen=True)
+class Spilled:
+    """Where a worker finds a trial's state and kit, and how often that state was committed."""
+
+    places: tuple[str, ...]
+    name: str
+    kit: str
+    commits: int
+    double_buffering: bool = True
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a unit, and what it moved."""
+
+    value: Any
+    commits: int
+    read_bytes: int
+    written_bytes: int
+
+
+# In the builder
+
+
+@dataclass
+class _Cuttable:
+    """A trial in the builder: its kit, its files, and what is needed to cut it anew."""
+
+    prospect: Prospect
+    kit: Kit
+    files: SpillFiles
+    budget: int
+    data: tuple[int, int, int]
+    shapes: dict[str, torch.Tensor]
+    """Every parameter and buffer, without contents."""
+
+    def close(self) -> None:
+        self.files.remove()
+
+
+def cut(
+    context: WorkerContext, attempt: str, number: int, seed: int, budget: int, checkpoints: Path, profiles: Path
+) -> Cut:  # fmt: skip
+    """Cut the candidate that was built here, and write its shards to the spill store."""
+    prepared: Prepared = context.resident[attempt]
+    training = Training(prepared.candidate, prepared.train, prepared.valid, seed, torch.device("cpu"))
+    loaded = restore(training, checkpoints)
+    prospect = examine(training, profiles)
+    costs = _shards(prospect, budget)
+    if len(costs) == 1:
+        return Cut(1, loaded.history, loaded.notes, parcel=pack_here(context, prepared))
+    tensors = training.named_tensors()
+    kit = make_kit(prospect, costs, prepared, seed, budget, tensors)
+    files = SpillFiles(_places(context), f"trial-{number}-{attempt}")
+    _remove_earlier(context, number)
+    take_apart(training.state(), kit.plan, kit.parts, files)
+    shapes = {name: _shape_of(tensor) for name, tensor in tensors.items()}
+    data = training.data_shape()
+    hollow(training.model)
+    context.resident[attempt] = _Cuttable(prospect, kit, files, budget, data, shapes)
+    return _described(context, files, kit, loaded.history, loaded.notes)
+
+
+def cut_again(context: WorkerContext, attempt: str, share: float) -> Cut:
+    """Cut a trial anew, from its last commit, for a share of the budget."""
+    held: _Cuttable = context.resident[attempt]
+    held.files.reload()
+    state = put_together(held.files, held.kit.plan, held.kit.parts, held.data)
+    costs = _shards(held.prospect, int(held.budget * share))
+    prepared = Prepared(held.kit.candidate, held.kit.train, held.kit.valid)
+    held.kit = make_kit(held.prospect, costs, prepared, held.kit.seed, held.budget, held.shapes)
+    commits = Logbook.from_json(held.files.notes).commits
+    take_apart(state, held.kit.plan, held.kit.parts, held.files, commits=commits + 1)
+    return _described(context, held.files, held.kit, state["history"])
+
+
+class TooLarge(TrialEnded):
+    """Some part of the model does not fit a device even by itself."""
+
+    status = "OUT_OF_MEMORY"
+
+
+def _shards(prospect: Prospect, budget: int) -> tuple[ShardCost, ...]:
+    try:
+        return prospect.shards(budget)
+    except Infeasible as error:
+        why = f"; it cannot be cut: {prospect.captured.whole_because}" if prospect.captured.whole_because else ""
+        raise TooLarge(f"{error}{why}") from error
+
+
+def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> Saved:
+    """Write the trial's last commit as a checkpoint."""
+    held: _Cuttable = context.resident[attempt]
+    held.files.reload()
+    logbook = Logbook.from_json(held.files.notes)
+    step = logbook.epoch * held.data[2] + logbook.batch
+    return write_checkpoint(directory, step, lambda: put_together(held.files, held.kit.plan, held.kit.parts, held.data))
+
+
+def save(context: WorkerContext, attempt: str, path: Path) -> None:
+    """Write the weights to keep."""
+    held: _Cuttable = context.resident[attempt]
+    held.files.reload()
+    model = held.kit.candidate.model
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, tensor in weights(held.files, held.kit.plan).items():
+        own[name].data = tensor.clone()  # safetensors wants each tensor in a storage of its own
+    save_weights(model, path)
+    hollow(model)
+
+
+def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
+    shape = torch.empty_like(tensor, device="meta")
+    return torch.nn.Parameter(shape, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else shape
+
+
+def _places(context: WorkerContext) -> list[Path]:
+    return [Path(place) for place in (context.setup.directory, *context.setup.overflow)]
+
+
+def _remove_earlier(context: WorkerContext, number: int) -> None:
+    """What earlier attempts at the trial left behind, when their builder was lost."""
+    for place in _places(context):
+        for left in place.glob(f"trial-{number}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _described(
+    context: WorkerContext, files: SpillFiles, kit: Kit, history: list[dict[str, float]], notes: tuple[str, ...] = ()
+) -> Cut:
+    """Write the kit where devices find it, under a name that no other cut has."""
+    number = sum(1 for _ in files.places[0].glob("kit-*"))
+    path = files.places[0] / f"kit-{number}"
+    path.write_bytes(pack_here(context, kit))
+    places = tuple(str(place.parent) for place in files.places)
+    return Cut(len(kit.plan.shards), history, notes, places=places, name=files.places[0].name, kit=str(path))
+
+
+# On a device
+
+
+def train_slice(context: WorkerContext, attempt: str, spilled: Spilled, seconds: float) -> Done:
+    """Train for about `seconds`, at most to the end of the epoch."""
+    with _taken_up(context, attempt, spilled) as trial:
+        return trial.done(trial.trial.train_for(seconds))
+
+
+def end_epoch(context: WorkerContext, attempt: str, spilled: Spilled) -> Done:
+    """Evaluate, and go to the next epoch."""
+    with _taken_up(context, attempt, spilled) as trial:
+        return trial.done(trial.trial.end_epoch())
+
+
+def keep_weights(context: WorkerContext, attempt: str, spilled: Spilled) -> Done:
+    """Remember this epoch's weights as the best so far."""
+    with _taken_up(context, attempt, spilled) as trial:
+        trial.trial.keep_weights()
+        return trial.done(None)
+
+
+class _Taken:
+    """A trial on this device, for one unit; what the unit leaves half done when it fails is forgotten."""
+
+    def __init__(self, context: WorkerContext, attempt: str, trial: ShardedTrial) -> None:
+        self.context = context
+        self.attempt = attempt
+        self.trial = trial
+        self._before = trial.files.read_bytes, trial.files.written_bytes
+
+    def __enter__(self) -> _Taken:
+        self.trial.memory.begin_measuring()
+        return self
+
+    def __exit__(self, kind: object, *_rest: object) -> None:
+        self.context.unit_peak_bytes = self.trial.memory.peak
+        self.context.steps.extend(self.trial.records)
+        self.trial.records.clear()
+        if kind is not None:
+            self.context.resident.pop(self.attempt).close()
+
+    def done(self, value: Any) -> Done:
+        files = self.trial.files
+        read, written = self._before
+        return Done(value, self.trial.logbook.commits, files.read_bytes - read, files.written_bytes - written)
+
+
+def _taken_up(context: WorkerContext, attempt: str, spilled: Spilled) -> _Taken:
+    """The trial as of its last commit."""
+    trial: ShardedTrial | None = context.resident.get(attempt)
+    if trial is not None and trial.kit_file != spilled.kit:
+        context.resident.pop(attempt).close()
+        trial = None
+    if trial is None:
+        kit: Kit = unpack(Path(spilled.kit).read_bytes())
+        kit.candidate.model.to(context.device)
+        files = SpillFiles([Path(place) for place in spilled.places], spilled.name)
+        trial = context.resident[attempt] = ShardedTrial(kit, _memory(context, spilled), files, spilled.kit)
+    elif trial.logbook.commits != spilled.commits:
+        trial.take_up()
+    return _Taken(context, attempt, trial)
+
+
+def _memory(context: WorkerContext, spilled: Spilled) -> DeviceMemory:
+    """The device's memory, which all trials of this worker share."""
+    memory: DeviceMemory | None = context.cache.get("memory")
+    if memory is None:
+        memory = DeviceMemory(context.setup.memory, context.device, prefetch=spilled.double_buffering)
+        context.cache["memory"] = memory
+    return memory
