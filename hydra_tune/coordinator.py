@@ -8,11 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +24,7 @@ from hydra_tune.engine.scheduler import POLICIES
 from hydra_tune.engine.unit import Unit, UnitResult
 from hydra_tune.errors import SearchFailed
 from hydra_tune.files import run_directories
+from hydra_tune.interrupts import Signals, run_in_event_loop
 from hydra_tune.result import SearchResult
 from hydra_tune.sampling import make_pruner, make_sampler, trial_limit
 from hydra_tune.settings import SearchSettings, make_settings
@@ -99,35 +97,15 @@ def run_search(
     make_pruner(settings.pruner)
     with run_directories(settings.spill) as directories, make_display(settings, devices) as display:
         whole_search = Search(source, settings, devices, display, directories, space, hint)
-        _in_event_loop(whole_search)
+        run_in_event_loop(whole_search)
     result = SearchResult(settings.storage, settings.study, load_build or source.load)
     if whole_search.interrupted:
-        raise KeyboardInterrupt
+        result.close()
+        again = f"ht.search(..., study={settings.study!r}, resume=True)"
+        raise KeyboardInterrupt(f"the search was interrupted; nothing is lost. Go on with {again}")
     if not result.completed:
         raise SearchFailed(f"no trial of study {settings.study!r} completed", whole_search.why_nothing_completed())
     return result
-
-
-def _in_event_loop(search: Search) -> None:
-    """Run the search; in a notebook, whose thread has a running loop already, on a thread of its own."""
-    if asyncio._get_running_loop() is None:
-        asyncio.run(search.run())
-        return None
-    done: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(asyncio.run(search.run()))
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="hydra-search").start()
-    while True:
-        try:
-            return done.result()
-        except KeyboardInterrupt:
-            # The notebook's own interrupt: the search stops as it would for Ctrl-C, and is waited for.
-            search.interrupt_from_outside()
 
 
 @dataclass
@@ -147,14 +125,18 @@ class Search:
     others: int = 0
     """Trials that ended in this run other than by failing."""
     gave_up: bool = False
+    _task: asyncio.Task[None] | None = None
+    """The search itself, once it runs."""
 
     async def run(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._announcements: set[asyncio.Task[None]] = set()
         self._broken: Exception | None = None
         self._deadline = None if self.settings.timeout is None else time.monotonic() + self.settings.timeout
         self._strategy = resolve(self.settings.strategy, budgeted=self.settings.device_memory is not None)
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        if self.interrupted:
+            self._interrupt()
         at_once = min(self.settings.trials, self._concurrency)
         folder = self.source.folder()
         engine = Engine(
@@ -168,7 +150,7 @@ class Search:
             slots=1 if self._strategy.builds_apart else SLOTS,
         )
         thread = StudyThread(lambda: OwnedStudy(self.settings, self.space, self.source))
-        with _signals(self._interrupt, self.display.restore_terminal):
+        with Signals(self._interrupt, self.display.restore_terminal):
             # The workers import torch while the database is opened.
             async with engine, thread:
                 self.study = thread
@@ -275,8 +257,10 @@ class Search:
         return f"{times}: {self.failures[0].error}"
 
     def interrupt_from_outside(self) -> None:
-        """Stop, as for Ctrl-C; from another thread than the search's own."""
-        self._loop.call_soon_threadsafe(self._interrupt)
+        """Stop, as for Ctrl-C; the second time at once. From another thread than the search's own."""
+        again, self.interrupted = self.interrupted, True
+        if self._task is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._task.cancel if again else self._interrupt)
 
     def _interrupt(self) -> None:
         self.interrupted = True
@@ -311,31 +295,3 @@ class Search:
 def _alike(outcome: Outcome) -> tuple[Status, str]:
     """A failure without its numbers: processes and devices differ where the reason is the same."""
     return outcome.status, re.sub(r"\d+", "#", outcome.error)
-
-
-class _signals:
-    """While active, Ctrl-C and SIGTERM call `stop`; a second one ends the process at once."""
-
-    def __init__(self, stop: Callable[[], None], restore_terminal: Callable[[], None]) -> None:
-        self._stop = stop
-        self._restore_terminal = restore_terminal
-        self._before: dict[int, Any] = {}
-        self._stopping = False
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._on_signal)
-
-    def __exit__(self, *_exc: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, _frame: Any) -> None:
-        if self._stopping:
-            self._restore_terminal()
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        self._stopping = True
-        self._loop.call_soon_threadsafe(self._stop)

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 import hydra_tune as ht
+from hydra_tune.coordinator import STOP_SECONDS
+from hydra_tune.storage import open_storage
 from tests.candidates import build_small, small_candidate
 
 
@@ -209,34 +212,59 @@ def test_a_budget_too_small_is_said_with_the_bytes_needed() -> None:
     assert "3.9 KiB" in result.trials[0].error
 
 
-def test_interrupting_a_notebook_stops_the_search_and_keeps_it_resumable() -> None:
-    """Ctrl-C reaches the thread that waits, not the one that searches."""
-    program = """
-        import asyncio, signal, threading, time, os
-        import hydra_tune as ht
+NOTEBOOK = """
+import asyncio, signal, threading, time, os
+import hydra_tune as ht
+from hydra_tune import coordinator
 
-        def objective(trial):
-            open("on", "w")
-            time.sleep(0.3)
-            return trial.suggest_float("x", 0, 1)
+def objective(trial):
+    open("on", "w")
+    time.sleep(SECONDS)
+    return trial.suggest_float("x", 0, 1)
 
-        def interrupt():
-            while not os.path.exists("on"):
-                time.sleep(0.05)
-            os.kill(os.getpid(), signal.SIGINT)
+taken = threading.Event()
 
-        async def cell():
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # as in IPython
-            threading.Thread(target=interrupt).start()
-            try:
-                ht.search(objective, trials=1000, devices="2xcpu", study="n", progress=False)
-            except KeyboardInterrupt:
-                print("interrupted", [t.name for t in threading.enumerate() if "hydra" in t.name])
+class Search(coordinator.Search):
+    def _interrupt(self):
+        super()._interrupt()
+        taken.set()
 
-        asyncio.run(cell())
-        """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "interrupted []\n", done.stderr
+coordinator.Search = Search
+
+def interrupt():
+    while not os.path.exists("on"):
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+    if TWICE:
+        taken.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+async def cell():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in IPython
+    threading.Thread(target=interrupt).start()
+    try:
+        ht.search(objective, trials=1000, devices="2xcpu", study="n", progress=False)
+    except KeyboardInterrupt as error:
+        print(error)
+        print([t.name for t in threading.enumerate() if "hydra" in t.name])
+
+asyncio.run(cell())
+"""
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_interrupting_a_notebook_stops_the_search_and_keeps_it_resumable(twice: bool) -> None:
+    """Ctrl-C reaches the thread that waits, not the one that searches; the second one does not wait for objectives."""
+    program = NOTEBOOK.replace("SECONDS", "600" if twice else "0.3").replace("TWICE", str(twice))
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "the search was interrupted; nothing is lost. Go on with ht.search(..., study='n', resume=True)", "[]"
+    ], done.stderr  # fmt: skip
+    assert time.monotonic() - began < STOP_SECONDS, "an objective was waited for"
+    with open_storage("sqlite:///hydra_tune.db", read_only=True) as storage:
+        states = {trial.state for trial in storage.get_all_trials(1)}
+    assert optuna.trial.TrialState.FAIL not in states
 
 
 def test_tpe_goes_on_after_a_resume_instead_of_starting_over() -> None:

@@ -1,0 +1,75 @@
+"""How a search is stopped from outside: by signals, and in a notebook by its interrupt.
+
+Once means stop in order, which the search itself does; twice means at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+
+class Interruptible(Protocol):
+    """A search, as far as its interruption is concerned."""
+
+    async def run(self) -> None: ...
+
+    def interrupt_from_outside(self) -> None:
+        """Stop in order, and at the second call at once; from any thread."""
+        ...
+
+
+def run_in_event_loop(search: Interruptible) -> None:
+    """Run the search; in a notebook, whose thread has a running loop already, on a thread of its own."""
+    if asyncio._get_running_loop() is None:
+        asyncio.run(search.run())
+        return None
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(asyncio.run(search.run()))
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="hydra-search").start()
+    while True:
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            # The notebook's own interrupt: the search stops as it would for Ctrl-C, and is waited for.
+            search.interrupt_from_outside()
+        except asyncio.CancelledError:
+            return None  # the second interrupt
+
+
+class Signals:
+    """While active, Ctrl-C and SIGTERM call `stop`; a second one ends the process at once."""
+
+    def __init__(self, stop: Callable[[], None], restore_terminal: Callable[[], None]) -> None:
+        self._stop = stop
+        self._restore_terminal = restore_terminal
+        self._before: dict[int, Any] = {}
+        self._stopping = False
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._on_signal)
+
+    def __exit__(self, *_exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: Any) -> None:
+        if self._stopping:
+            self._restore_terminal()
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self._stopping = True
+        self._loop.call_soon_threadsafe(self._stop)
