@@ -245,7 +245,7 @@ class Search:
             self.display.show(outcome.traceback.rstrip())
         self.failures.append(outcome)
         same = all(_alike(failure) == _alike(self.failures[0]) for failure in self.failures)
-        if not self.others and same and len(self.failures) >= SAME_FAILURES:
+        if not self.others and same and len(self.failures) >= SAME_FAILURES and not self.gave_up:
             self.gave_up = True
             self.display.show(f"giving up: {self.why_nothing_completed()}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 import hydra_tune as ht
+from hydra_tune.coordinator import SAME_FAILURES
 from tests.candidates import rows, small_candidate
+from tests.fault.searches import run
 
 
 def outcomes(build: Any, trials: int, **options: Any) -> list[tuple[str, str]]:
@@ -101,6 +104,26 @@ def test_a_build_that_always_raises_stops_the_search_early(capsys: pytest.Captur
 
         assert 5 <= len(trial_records(storage, "faulty")) <= 7
         assert "no such column: prize" in trial_attempts(storage, "faulty", 0)[0].traceback
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import nothing_like_this\n", "ModuleNotFoundError: No module named 'nothing_like_this'"),
+        ("def build(trial:\n", "SyntaxError: '(' was never closed"),
+        ("1 / 0\n", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_shown_once(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "broken.py").write_text(text)
+    done = run("search", "broken.py:build", "--trials", "50", "--devices", "2xcpu", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+    assert done.stderr.count("giving up: ") == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: no trial of study")
+    assert f"trials failed alike: {said}" in last
+    assert done.stderr.count(" FAILED (") <= SAME_FAILURES + 2, "the search stopped early"
 
 
 def test_a_build_that_raises_sometimes_costs_only_those_trials() -> None:
