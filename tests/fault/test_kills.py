@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -12,10 +13,12 @@ from typing import Any
 
 import psutil
 import pytest
+from sqlalchemy import select
 
 import hydra_tune as ht
 from hydra_tune.storage import open_storage
 from hydra_tune.storage.queries import trial_attempts
+from hydra_tune.storage.tables import HYDRA_EVENTS
 from tests.fault.searches import (
     COMMON,
     SPEC,
@@ -210,6 +213,41 @@ def test_a_stopped_worker_loses_its_unit_to_another(tmp_path: Path, unbroken: li
         _, errors = search.communicate(timeout=150)
     assert search.returncode == 0, errors
     assert values(tmp_path, "s") == unbroken
+
+
+class Continue(logging.Handler):
+    """Wakes the stopped worker at the moment when it is given up, so that its result comes too late."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "shows no sign of life" in record.getMessage():
+            os.kill(int(Path("stopped").read_text()), signal.SIGCONT)
+
+
+def test_a_stopped_workers_late_result_is_refused_and_noted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def objective(trial: Any) -> float:
+        if not os.path.exists("stopped"):
+            Path("stopped").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return -1.0
+        return trial.suggest_float("x", 0, 1)
+
+    # A second is enough for the result to arrive before the worker is killed, but not on a very busy machine.
+    monkeypatch.setattr("hydra_tune.engine.process.DUMP_SECONDS", 4.0)
+    caplog.set_level(logging.INFO, logger="hydra_tune.engine.engine")
+    monkeypatch.setattr(logging.getLogger("hydra_tune.engine.engine"), "handlers", [Continue()])
+    result = ht.search(objective, trials=1, devices="1xcpu", deadline=1.0, study="late", progress=False)
+    assert 0 <= result.best_value <= 1
+    with open_storage("sqlite:///hydra_tune.db", read_only=True) as storage:
+        attempts = trial_attempts(storage, "late", 0)
+        with storage.reading() as connection:
+            notes = connection.execute(select(HYDRA_EVENTS.c.kind, HYDRA_EVENTS.c.message)).all()
+    assert [attempt.state for attempt in attempts] == ["HUNG", "COMPLETE"]
+    assert [tuple(note) for note in notes] == [
+        ("refused", f"a late result of attempt {attempts[0].attempt_id} (build) on cpu:0")
+    ]
+    result.close()
 
 
 def test_a_second_coordinator_is_refused_and_named_the_first(tmp_path: Path) -> None:
