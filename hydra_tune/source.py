@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import cloudpickle
 
 from hydra_tune.errors import SpecError, nearest, quoted
+from hydra_tune.imports import text_with_imports
 
 Build = Callable[[Any], Any]
 
@@ -110,10 +111,8 @@ class FileSource:
         return str(Path(self.path).parent)  # as when Python runs a script: its folder comes first
 
     def text(self) -> str | None:
-        try:
-            return Path(self.path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            return None
+        path = Path(self.path)
+        return text_with_imports(path, path.parent)
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,9 @@ class ModuleSource:
         return os.getcwd()  # as with python -m
 
     def text(self) -> str | None:
-        return None  # finding a module's file may run the code of its package, which the coordinator must not
+        # Only where it is found without running the code of its package, which the coordinator must not.
+        folder = Path.cwd()
+        return text_with_imports(folder.joinpath(*self.module.split(".")).with_suffix(".py"), folder)
 
 
 @dataclass(frozen=True)

@@ -227,6 +227,24 @@ def test_a_changed_space_or_build_is_shown_as_a_difference() -> None:
     assert run(["resume", "c", "--trials", "3", "-q", "--allow-changes"]) == 0
 
 
+@pytest.mark.parametrize("spec", ["b.py:build", "b:build"])
+def test_a_changed_module_beside_the_build_is_shown_as_a_difference(
+    spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("b.py").write_text(
+        "from beside import high\ndef build(trial):\n    return trial.suggest_float('x', 0, high())\n"
+    )
+    Path("beside.py").write_text("def high():\n    return 1\n")
+    flags = ["--devices", "1xcpu", "-q", "--json"]
+    assert run(["search", spec, "--trials", "1", "--study", "c", *flags]) == 0
+    assert run(["resume", "c", "--trials", "2", *flags]) == 0
+    Path("beside.py").write_text("def high():\n    return 2\n")
+    capsys.readouterr()
+    assert run(["resume", "c", "--trials", "3", *flags]) == 2
+    assert "has changed: - return 1 | + return 2" in capsys.readouterr().err
+    assert run(["resume", "c", "--trials", "3", "--allow-changes", *flags]) == 0
+
+
 def test_a_changed_range_is_noticed_even_where_the_text_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
     high = [1.0]
 
