@@ -45,7 +45,7 @@ class TensorFiles:
         before, path = self._written.get(key, (-1, Path()))
         if before != checksum:
             path = self.directory / f"{self.name}-{next(self._numbers)}"
-            content.tofile(path)
+            _write(content, path)
             self._written[key] = (checksum, path)
             weakref.finalize(owner, self._remove, key, path)
         return path
@@ -54,6 +54,14 @@ class TensorFiles:
         if self._written.get(key, (0, None))[1] == path:
             del self._written[key]
         path.unlink(missing_ok=True)
+
+
+def _write(content: np.ndarray[Any, Any], path: Path) -> None:
+    try:
+        content.tofile(path)
+    except OSError as error:
+        path.unlink(missing_ok=True)  # half a file takes room that others need
+        raise OSError(f"{content.nbytes} bytes cannot be written to {path} ({error})") from error
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]

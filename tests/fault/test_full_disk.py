@@ -87,3 +87,19 @@ def test_no_room_for_the_database(tmp_path: Path) -> None:
     assert len(trials) == 60
     assert {trial["state"] for trial in trials} == {"COMPLETE"}
     assert len(acknowledged) < 60
+
+
+def test_no_room_to_hand_candidates_over(tmp_path: Path) -> None:
+    """Data that does not fit where processes hand it to each other is built where it is used instead."""
+    (tmp_path / "wide.py").write_text(
+        LARGE.replace("randn(100, 8)", "randn(100, 6000)")
+        .replace("Linear(8,", "Linear(6000,")
+        .replace("20_000", "4")
+        .replace("epochs=6", "epochs=1")
+    )
+    (tmp_path / "spill").mkdir()
+    flags = ["--trials", "4", "--devices", "1xcpu", "--study", "s", "--spill", "spill", "--json"]
+    full = run_with_small_files("search", "wide.py:build", *flags, folder=tmp_path, limit=1_000_000)
+    assert full.returncode == 0, full.stderr
+    assert {trial["state"] for trial in json.loads(full.stdout)["trials"]} == {"COMPLETE"}
+    assert not list((tmp_path / "spill").iterdir())
