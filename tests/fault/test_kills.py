@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import logging
 import os
 import re
+import shlex
 import signal
 import sqlite3
 from contextlib import closing
@@ -83,6 +86,25 @@ def test_a_killed_coordinator_is_resumed_to_the_same_result(tmp_path: Path, unbr
     left = [entry for entry in Path("/dev/shm").glob("hydra-tune-*") if str(search.pid) in entry.name]
     assert not left, "the killed search's files in shared memory"
     assert not list(tmp_path.glob("hydra_tune_files/*/*.checkpoints"))
+
+
+def test_the_demo_is_resumed_by_the_command_it_printed(tmp_path: Path) -> None:
+    demo = SPEC.parents[2] / "examples" / "digits.yaml"
+    # Without a pruner: whether a trial is pruned depends on which others have reported by then.
+    flags = ["--sampler", "random", "--pruner", "none", "--trials", "6"]
+    unbroken = run("search", str(demo), *flags, "--json", folder=tmp_path)
+    assert unbroken.returncode == 0, unbroken.stderr
+    with started("search", str(demo), *flags, folder=tmp_path) as search:
+        assert search.stderr is not None
+        printed = list(itertools.takewhile(lambda line: not line.startswith("[2/6]"), search.stderr))
+        kill_and_reap(search)
+    (typed,) = [line.removeprefix("if it is interrupted: ") for line in printed if "if it is interrupted" in line]
+    program, *words = shlex.split(typed)
+    assert words[0] == "resume", program
+    resumed = run(*words, "--json", folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert len(json.loads(resumed.stdout)["trials"]) == 6
+    assert json.loads(resumed.stdout)["best"]["value"] == json.loads(unbroken.stdout)["best"]["value"]
 
 
 def test_another_seed_does_not_change_trials_in_flight(tmp_path: Path, unbroken: list[Any]) -> None:
