@@ -146,7 +146,7 @@ class Search:
             overflow=self.directories[1:],
             python_path=[folder] if folder else [],
             expect=at_once,
-            policy=POLICIES["lazy-lrtf" if self._strategy.builds_apart else "fair"],
+            policy=POLICIES[self._strategy.policy],
             slots=1 if self._strategy.builds_apart else SLOTS,
         )
         thread = StudyThread(lambda: OwnedStudy(self.settings, self.space, self.source))

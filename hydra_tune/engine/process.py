@@ -58,6 +58,10 @@ class WorkerProcess:
         environment = dict(os.environ)
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             environment[name] = str(self.setup.threads)
+        # Large tensors come and go: memory that glibc gives back to the system at once is zeroed page by page when it
+        # is wanted again, which cost a sharded training up to a tenth of its time.
+        environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**30))
+        environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**28))
         environment["PYTHONUNBUFFERED"] = "1"
         # Not the current folder first on the path, where a user's queue.py would stand in for Python's; the user's own
         # path comes with the first message.

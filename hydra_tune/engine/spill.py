@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from hydra_tune.errors import HydraTuneError
 KEPT_FREE = 0.05
 """This share of a tmpfs stays free: what fills it up takes host memory from everybody."""
 _INDEX = "index.json"
+MOST_OPEN = 64
+"""Files that stay open, of one trial."""
 
 
 class SpillFull(HydraTuneError):
@@ -50,6 +53,8 @@ class SpillFiles:
         self.places = [Path(place) / name for place in places]
         self.written_bytes = 0
         self.read_bytes = 0
+        self._descriptors: dict[str, int] = {}
+        self._opening = threading.Lock()
         self._committed: dict[str, Stored] = {}
         self._working: dict[str, Stored | None] = {}
         """What has changed since the last commit; None for a block that was deleted."""
@@ -100,16 +105,13 @@ class SpillFiles:
         assert stored is not None, key
         assert stored.size == block.numel(), key
         content = memoryview(block.numpy())  # type: ignore[arg-type]
-        descriptor = os.open(self._path(stored.place, key, stored.slot), os.O_RDONLY)
-        try:
-            done = 0
-            while done < stored.size:
-                count = os.preadv(descriptor, [content[done:]], done)
-                if count == 0:
-                    raise OSError(errno.EIO, f"the spilled block {key} has {done} bytes instead of {stored.size}")
-                done += count
-        finally:
-            os.close(descriptor)
+        descriptor = self._open(self._path(stored.place, key, stored.slot))
+        done = 0
+        while done < stored.size:
+            count = os.preadv(descriptor, [content[done:]], done)
+            if count == 0:
+                raise OSError(errno.EIO, f"the spilled block {key} has {done} bytes instead of {stored.size}")
+            done += count
         self.read_bytes += stored.size
         return stored.version
 
@@ -124,9 +126,7 @@ class SpillFiles:
 
     def delete(self, key: str) -> None:
         """A block is no longer needed; its bytes go with the next commit where the last one names them."""
-        stored = self._working.get(key)
-        if stored is not None:
-            self._path(stored.place, key, stored.slot).unlink(missing_ok=True)
+        # A file that no commit names stays for the next block of this key: every batch makes the same activations.
         if key in self._committed:
             self._working[key] = None
         else:
@@ -142,11 +142,20 @@ class SpillFiles:
         os.replace(unfinished, self.places[0] / _INDEX)
         for key, stored in self._working.items():
             if stored is None:
-                for place in range(len(self.places)):
-                    for slot in (0, 1):
-                        self._path(place, key, slot).unlink(missing_ok=True)
+                self._forget(key)
         self._committed, self.notes = blocks, notes
         self._working.clear()
+
+    def _forget(self, key: str) -> None:
+        """Delete the files of a block."""
+        for place in range(len(self.places)):
+            for slot in (0, 1):
+                path = self._path(place, key, slot)
+                with self._opening:
+                    descriptor = self._descriptors.pop(str(path), None)
+                if descriptor is not None:
+                    os.close(descriptor)
+                path.unlink(missing_ok=True)
 
     @property
     def committed(self) -> Mapping[str, Stored]:
@@ -155,6 +164,7 @@ class SpillFiles:
 
     def remove(self) -> None:
         """Delete everything: the trial has ended."""
+        self.close()
         for place in self.places:
             shutil.rmtree(place, ignore_errors=True)
 
@@ -166,15 +176,30 @@ class SpillFiles:
         return [*roomy, len(self.places) - 1]
 
     def _put(self, path: Path, content: memoryview) -> None:
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            done = 0
-            while done < len(content):
-                done += os.pwrite(descriptor, content[done:], done)
-        finally:
-            os.close(descriptor)
+        descriptor = self._open(path)
+        done = 0
+        while done < len(content):
+            done += os.pwrite(descriptor, content[done:], done)
+
+    def _open(self, path: Path) -> int:
+        """A descriptor of the file, which is made if need be; the last ones used stay open."""
+        with self._opening:
+            name = str(path)
+            descriptor = self._descriptors.pop(name, None)
+            if descriptor is None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            self._descriptors[name] = descriptor
+            if len(self._descriptors) > MOST_OPEN:
+                # Two threads use one each: what was used longest ago is in nobody's hands.
+                os.close(self._descriptors.pop(next(iter(self._descriptors))))
+            return descriptor
+
+    def close(self) -> None:
+        """Close the files; they stay."""
+        with self._opening:
+            while self._descriptors:
+                os.close(self._descriptors.popitem()[1])
 
     def _path(self, place: int, key: str, slot: int) -> Path:
         return self.places[place] / f"{key.replace('/', '-')}.{slot}"

@@ -2,8 +2,8 @@
 
 The model is recorded twice, in training and in evaluation mode, since an exported or traced graph has its mode baked
 in. Modules whose inside cannot be recorded are called as a whole; where the outermost forward itself cannot be, the
-model is one node and the reason is kept. Before a program is believed it is run on the pilot batch, and on a smaller
-batch, in both modes: the outputs must equal the model's own, bit for bit.
+model is one node and the reason is kept. Before a program is believed it is run on a real batch, and on a smaller one,
+in both modes: the outputs must equal the model's own, bit for bit.
 """
 
 from __future__ import annotations
@@ -47,15 +47,19 @@ class Captured:
     whole_because: str = ""
 
 
-def capture(model: nn.Module, pilot: Any, smaller: Any = None) -> Captured:
-    """The program of `model`, by one batch of inputs and, where the last batch of an epoch is smaller, another."""
+def capture(model: nn.Module, pilot: Any, batches: Sequence[Any]) -> Captured:
+    """The program of `model`, recorded with the inputs `pilot` and checked on those of `batches`.
+
+    The pilot only says what shapes come of what: a few rows will do. With no batches to check on, the program is that
+    of a model which is known from before.
+    """
     names = _argument_names(model, pilot)
     with untouched(model):
         opaque: set[str] = set()
         while True:
             program, reason, culprit = _record_both(model, names, pilot, opaque)
             if program is not None:
-                reason = _difference(program, model, [pilot] if smaller is None else [pilot, smaller])
+                reason = _difference(program, model, batches)
                 if not reason:
                     return Captured(program, _nodes(program, model))
                 culprit = _next_to_close(model, opaque)

@@ -43,8 +43,11 @@ class Layout:
 
     def views(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
         """The tensors in a block of bytes, sharing its memory."""
+        storage, start, device = block.untyped_storage(), int(block.storage_offset()), block.device
         return {
-            field.name: block[field.offset : field.offset + field.size].view(field.dtype).view(field.shape)
+            field.name: torch.empty(0, dtype=field.dtype, device=device).set_(
+                storage, (start + field.offset) // field.dtype.itemsize, field.shape
+            )
             for field in self.fields
         }
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hydra_tune.builds import Prepared
 from hydra_tune.graph.capture import Captured, capture
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 SPILL_BYTES_PER_SECOND = 4e9
 """What copying to and from host memory reaches on common machines; it only weighs spilling against computing again."""
+PILOT_ROWS = 3
+"""Enough to record a model by; not one or two, which a model may take for something else."""
 TRANSFER_SHARE = 0.1
 """Of the budget, for the shard that is brought in while another one computes."""
 
@@ -48,31 +51,49 @@ class Prospect:
 
 
 def examine(training: Training, profiles: Path) -> Prospect:
-    """Capture and profile a candidate; a profile that is kept from an earlier trial is not measured again."""
+    """Capture and profile a candidate; what an earlier trial with the same costs has shown is not measured again."""
     candidate, model = training.candidate, training.model
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     parts = OptimizerParts.of(candidate.optimizer(list(model.parameters())), names)
     inputs, targets = training.batches.fetch(0, 0)
-    last = len(training.batches) - 1
-    smaller = None
-    if training.batches.rows_at(last) != training.batches.rows_at(0):
-        smaller = training.batches.fetch(0, last)[0]
-    captured = capture(model, inputs, smaller)
-    if captured.whole_because:
-        logger.info("the model is not cut: %s", captured.whole_because)
-    bound = captured.program.bind(inputs)
-    key = profile_key(_architecture(model, captured), _shapes(bound), _shapes([targets]), _optimizer_facts(parts),
-                      tuple(candidate.split_points))  # fmt: skip
-    found = load_profile(profiles, key)
+    pilot = _few_rows(inputs, training.batches.rows_at(0))
+
+    def key_of(captured: Captured) -> str:
+        shapes = _shapes(captured.program.bind(inputs)), _shapes([targets])
+        return profile_key(
+            _architecture(model, captured), shapes, _optimizer_facts(parts), tuple(candidate.split_points)
+        )
+
+    captured = capture(model, pilot, batches=())
+    found = load_profile(profiles, key_of(captured))
     if found is None:
+        captured = capture(model, pilot, [inputs, *_smaller_batches(training)])
         found = profile(
-            model, captured, bound, lambda outputs: candidate.loss(outputs, targets),
+            model, captured, captured.program.bind(inputs), lambda outputs: candidate.loss(outputs, targets),
             lambda name, parameter: parts.for_parameter(parameter, parts.pristine[parts.group_of.get(name, 0)]),
             candidate.split_points,
         )  # fmt: skip
-        keep_profile(profiles, key, found)
+        keep_profile(profiles, key_of(captured), found)
+    if captured.whole_because:
+        logger.info("the model is not cut: %s", captured.whole_because)
     captured = replace(captured, program=replace(captured.program, mutated=found.mutated))
     return Prospect(captured, found, parts, candidate.clip_grad_norm is not None or candidate.accumulate > 1)
+
+
+def _few_rows(inputs: Any, rows: int) -> Any:
+    """The first rows of a batch, where it is made of rows."""
+
+    def first(leaf: Any) -> Any:
+        return leaf[:PILOT_ROWS] if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == rows else leaf
+
+    return tree_map(first, inputs)
+
+
+def _smaller_batches(training: Training) -> list[Any]:
+    """The inputs of the last batch of an epoch, where that is smaller than the others."""
+    last = len(training.batches) - 1
+    smaller = training.batches.rows_at(last) != training.batches.rows_at(0)
+    return [training.batches.fetch(0, last)[0]] if smaller else []
 
 
 def make_kit(
@@ -117,7 +138,7 @@ def _architecture(model: nn.Module, captured: Captured) -> Any:
 
 
 def _shapes(tree: Any) -> Any:
-    leaves = torch.utils._pytree.tree_leaves(tree)
+    leaves = tree_leaves(tree)
     return [(tuple(t.shape), str(t.dtype)) if isinstance(t, torch.Tensor) else repr(t) for t in leaves]
 
 

@@ -145,7 +145,11 @@ class ShardRunner:
         later = bisect.bisect_right(uses, position)
         return self.batch_base + (uses[later] if later < len(uses) else self.steps_a_batch + uses[0])
 
-    def needs(self, position: int) -> list[tuple[str, float]]:
+    def _bring_in_next(self, step: Step) -> None:
+        """Let the transfer thread fetch what the step after this one needs, now that this one has all it needs."""
+        self.memory.prefetch([(self.files, key, due) for key, due in self._needs(step.position + 1)])
+
+    def _needs(self, position: int) -> list[tuple[str, float]]:
         """The blocks that the step at `position` of this batch, or the first of the next, needs."""
         base = self.batch_base
         if position >= self.steps_a_batch:
@@ -208,6 +212,7 @@ class ShardRunner:
             before = self._buffer_versions(shard)
             if not keep_graph:
                 self._random[shard.index] = RandomState.capture(self.memory.device)
+            self._bring_in_next(step)
             values, graph = self._run(shard, step, graph=keep_graph)
             for value in shard.gives:
                 saved = None if graph is None else graph.saved.key_of
@@ -242,6 +247,7 @@ class ShardRunner:
             del values
             graph.saved.forward_done()
             prepare(step)
+            self._bring_in_next(step)
             graph.saved.hold = step.hold
             total.backward()  # type: ignore[no-untyped-call]
             del total
@@ -257,6 +263,9 @@ class ShardRunner:
             arrived = [(piece, edge) for piece, edge in graph.edges if self._has(piece.gradient)]
             gradients = [piece.view(step.hold(piece.gradient)) for piece, _ in arrived]
             prepare(step)
+            for key in graph.saved.keys:
+                step.hold(key)
+            self._bring_in_next(step)
             graph.saved.hold = step.hold
             if arrived:
                 torch.autograd.backward([edge for _, edge in arrived], gradients)

@@ -77,6 +77,7 @@ class ShardedTrial:
     def close(self) -> None:
         """Free what this trial has on the device."""
         self.memory.forget(self.files)
+        self.files.close()
 
     def commit(self) -> None:
         """Make this the state that survives."""
@@ -111,13 +112,10 @@ class ShardedTrial:
         self._fetch(self.batches, self.logbook.epoch, self.logbook.batch)
         stepping = self._step_is_due()
         for shard in before:
-            self._bring_in(shard.index + 1)
             keep = shard.index not in self.kit.recompute
             self._timed("forward", shard.index, self.runner.forward, shard, keep)
-        self._bring_in(last.index + 1)
         self._timed("forward-backward", last.index, self._forward_backward, last, stepping)
         for shard in reversed(before):
-            self._bring_in(self.runner.backward_position(shard.index) + 1)
             self._timed("backward", shard.index, self._backward, shard, stepping)
         if stepping:
             self._finish_step()
@@ -323,10 +321,6 @@ class ShardedTrial:
                 self.files.copy(key, f"k/{key}")
         self.logbook.kept = True
         self.commit()
-
-    def _bring_in(self, position: int) -> None:
-        """Let the transfer thread fetch what the step at `position` needs."""
-        self.memory.prefetch([(self.files, key, due) for key, due in self.runner.needs(position)])
 
     def _timed(self, kind: str, shard: int, work: Callable[..., None], *args: Any) -> None:
         started, clock = time.time(), time.perf_counter()

@@ -146,6 +146,8 @@ class Strategy(ABC):
     summary: ClassVar[str]
     builds_apart: ClassVar[bool] = False
     """Whether candidates are built in the builder from the first one on, and wait there to be taken apart."""
+    policy: str = "fair"
+    """By which a device that is free chooses among trials: a name of the scheduler's."""
 
     @abstractmethod
     async def train(self, run: TrialRun) -> None:

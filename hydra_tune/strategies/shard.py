@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hydra_tune.engine.scheduler import POLICIES
 from hydra_tune.engine.unit import Role, UnitFailed
-from hydra_tune.errors import SpecError, WorkerLost, quoted
+from hydra_tune.errors import SpecError, WorkerLost, nearest, quoted
 from hydra_tune.strategies import shard_units
 from hydra_tune.strategies.base import Candidacy, Strategy, TrialRun
 from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, Saved, train_epochs
@@ -38,8 +39,13 @@ class Shard(Strategy):
 
     double_buffering: bool = True
     """Whether the next shard is brought in while the present one computes."""
+    policy: str = "lazy-lrtf"
+    """Which trial a free device takes: by default that with the most work left, but the one at hand unless it is well
+    ahead of the others."""
 
     def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise SpecError(f"policy cannot be {quoted(self.policy)}", nearest(str(self.policy), list(POLICIES)))
         if not isinstance(self.double_buffering, bool):
             raise SpecError(f"double_buffering cannot be {quoted(self.double_buffering)}", "give true or false")
 
