@@ -367,4 +367,8 @@ class Engine:
             else:
                 job.future.set_exception(UnitFailed(done.failure))
         self.observer.unit_ended(job.unit, result)
-        self._dispatch()
+        if self._slots == 1:
+            # After whoever awaited the unit: the trial's next one is then among those to choose from.
+            asyncio.get_running_loop().call_soon(self._dispatch)
+        else:
+            self._dispatch()

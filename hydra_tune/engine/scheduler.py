@@ -19,9 +19,9 @@ from typing import TypeAlias
 
 from hydra_tune.engine.unit import Role
 
-SLACK_SECONDS = 30.0
+SLACK_SECONDS = 5.0
 """How much longer another trial may have to go before a lazy worker leaves its own."""
-MOVE_SLACK_SECONDS = 10.0
+MOVE_SLACK_SECONDS = 3.0
 """How much longer a trial of another worker must have to go before a lazy worker fetches it."""
 
 

@@ -1,7 +1,7 @@
 """A candidate in training, in shards: the plain loop of `training.Training`, with one shard on the device at a time.
 
-It trains for a while and commits: all changed blocks and the logbook go to the trial's files, and any worker can take
-the trial up from there. Until the next commit the files keep that state whole.
+Now and then it commits: all changed blocks and the logbook go to the trial's files, and any worker can take the trial
+up from there. Until the next commit the files keep that state whole.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from hydra_tune.shards.optimizers import OptimizerParts, Schedule
 from hydra_tune.shards.plan import Bundle, Plan, Shard
 from hydra_tune.shards.runner import TARGETS, ShardRunner, Step
 from hydra_tune.training import Diverged, Progress, as_number
+
+COMMIT_SHARE = 0.02
+"""Of the time, for commits: those of a trial that is on the device as a whole take longer, and come less often."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,10 @@ class ShardedTrial:
         self.batches = Batches(kit.candidate, kit.train, training=True, seed=kit.seed)
         self.valid = None if kit.valid is None else Batches(kit.candidate, kit.valid, training=False)
         self.records: list[StepRecord] = []
+        self.committed = True
+        """Whether all that was trained is committed; else it is here only."""
+        self._committed_at = 0.0
+        self._commit_seconds = 0.0
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._stepping: dict[str, dict[str, torch.Tensor]] = {}
         """While a backward makes steps: the optimizer state of each parameter that makes one, by name."""
@@ -71,6 +78,7 @@ class ShardedTrial:
         self.files.reload()
         self.memory.forget(self.files, outdated_only=True)
         self.logbook = Logbook.from_json(self.files.notes)
+        self.committed = True
         self.schedule = Schedule(self.kit.parts, self.candidate.scheduler, self.logbook.schedule, self.logbook.groups)
         self.runner.version = max((stored.version for stored in self.files.committed.values()), default=0)
 
@@ -80,16 +88,24 @@ class ShardedTrial:
         self.files.close()
 
     def commit(self) -> None:
-        """Make this the state that survives."""
+        """Make this the state that survives, and that another worker can take up."""
+        began = time.perf_counter()
         self.logbook.schedule, self.logbook.groups = self.schedule.state(), list(self.schedule.options)
         self.logbook.commits += 1
         self.memory.flush(self.files)
         self.files.commit(self.logbook.as_json())
+        self.committed = True
+        self._committed_at = time.perf_counter()
+        self._commit_seconds = self._committed_at - began
+
+    def _commit_is_due(self) -> bool:
+        """Where much is on the device and stays there, writing all of it is not worth it every time."""
+        return time.perf_counter() - self._committed_at > self._commit_seconds / COMMIT_SHARE
 
     # Training
 
     def train_for(self, seconds: float) -> Progress:
-        """Train until the time is up or the epoch ends, at least one batch, and commit."""
+        """Train until the time is up or the epoch ends, at least one batch, and commit where that is due."""
         logbook, began = self.logbook, time.perf_counter()
         first = logbook.batch
         self.memory.running = self.files
@@ -100,7 +116,9 @@ class ShardedTrial:
             if time.perf_counter() - began >= seconds:
                 break
         logbook.random = RandomState.capture(self.memory.device).state()
-        self._timed("commit", 0, self.commit)
+        self.committed = False
+        if self._commit_is_due():
+            self._timed("commit", 0, self.commit)
         return Progress(
             epoch=logbook.epoch, batch=logbook.batch, batches=len(self.batches), steps=logbook.steps,
             loss=logbook.loss_sum / max(logbook.loss_rows, 1), batches_done=logbook.batch - first,

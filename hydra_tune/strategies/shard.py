@@ -2,9 +2,9 @@
 
 The builder cuts a candidate into the fewest shards that fit a device and writes them to the spill store. Each unit then
 trains the trial for about a second on whichever device is free: the forward of every shard, loss and backward of the
-last, the backward of the others, each shard brought in while the one before it computes. At the end of a unit the
-trial's state is committed to the spill store: the next unit may run on another device, and a device that is lost costs
-one unit. The weights are those of a plain loop, whatever the cut.
+last, the backward of the others, each shard brought in while the one before it computes. Every now and then, mostly at
+the end of a unit, the trial's state is committed to the spill store: the next unit may then run on another device, and
+a device that is lost costs what was trained since. The weights are those of a plain loop, whatever the cut.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from hydra_tune.engine.scheduler import POLICIES
 from hydra_tune.engine.unit import Role, UnitFailed
 from hydra_tune.errors import SpecError, WorkerLost, nearest, quoted
 from hydra_tune.strategies import shard_units
-from hydra_tune.strategies.base import Candidacy, Strategy, TrialRun
+from hydra_tune.strategies.base import Strategy, TrialRun
 from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, Saved, train_epochs
 from hydra_tune.strategies.shard_units import Cut, Done, Spilled
-from hydra_tune.strategies.whole import OnOneDevice
 from hydra_tune.training import Progress
 
 SMALLER = 0.75
@@ -30,7 +29,7 @@ LEAST_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Shard(Strategy):
-    """Train in shards that fit a device; a model that fits as a whole is trained as a whole."""
+    """Train in shards that fit a device; a model that fits as a whole is one shard."""
 
     name = "shard"
     exact = True
@@ -51,13 +50,9 @@ class Shard(Strategy):
 
     async def train(self, run: TrialRun) -> None:
         candidate = await InShards.cut_for(run, self.double_buffering)
-        run.planned(self.name if candidate.cut.shards > 1 else "whole", candidate.cut.shards)
-        if candidate.cut.shards == 1:
-            run.candidacy = Candidacy(parcel=candidate.cut.parcel)
-            await train_epochs(run, await OnOneDevice.load(run))
-        else:
-            await run.restored(candidate.history, candidate.cut.notes)
-            await train_epochs(run, candidate)
+        run.planned(self.name, candidate.cut.shards)
+        await run.restored(candidate.history, candidate.cut.notes)
+        await train_epochs(run, candidate)
 
 
 @dataclass
@@ -73,6 +68,8 @@ class InShards(InTraining):
     """Of the device's budget, for which it is cut."""
     commits: int = 0
     """How many times its state was committed: a worker that has seen fewer takes it up anew."""
+    home: int | None = None
+    """The worker that has trained past the last commit."""
     lost_at: int = -1
 
     @classmethod
@@ -102,6 +99,8 @@ class InShards(InTraining):
         await self._unit("keep", shard_units.keep_weights)
 
     async def checkpoint(self) -> Saved:
+        if self.home is not None:
+            await self._unit("commit", shard_units.commit)
         saved: Saved = await self._in_builder("checkpoint", shard_units.checkpoint, self.run.checkpoints)
         return saved
 
@@ -109,23 +108,30 @@ class InShards(InTraining):
         await self._in_builder("save", shard_units.save, self.run.weights)
 
     async def _unit(self, kind: str, work: Callable[..., Done], *args: Any, remaining: float | None = None) -> Done:
-        """Run a unit on any device. It commits when it ends: one that failed or was lost can be run again."""
+        """Run a unit where the trial is, or on any device after a commit.
+
+        What fails or is lost goes back to the last commit: training from there gives the same again.
+        """
         while True:
             spilled = Spilled(self.cut.places, self.cut.name, self.cut.kit, self.commits, self.double_buffering)
             try:
-                result = await self.run.unit(kind, work, self.run.attempt, spilled, *args, remaining=remaining)
+                result = await self.run.unit(
+                    kind, work, self.run.attempt, spilled, *args, worker=self.home, remaining=remaining
+                )
             except UnitFailed as error:
                 if error.failure.status != "OUT_OF_MEMORY":
                     raise
+                self.home = None
                 await self._cut_smaller(error)
             except WorkerLost as error:
                 if self.lost_at == self.commits:
                     raise  # the second time at the same point: perhaps the trial is to blame
-                self.lost_at = self.commits
+                self.lost_at, self.home = self.commits, None
                 self.run.note("lost", f"{error}; the trial goes on from its last commit")
             else:
                 done: Done = result.value
                 self.commits = done.commits
+                self.home = None if done.committed else result.worker
                 self.run.spilled(done.read_bytes, done.written_bytes)
                 return done
 

@@ -34,8 +34,6 @@ class Cut:
     shards: int
     history: list[dict[str, float]]
     notes: tuple[str, ...] = ()
-    parcel: bytes | None = None
-    """The packed candidate, where it is one shard."""
     places: tuple[str, ...] = ()
     name: str = ""
     kit: str = ""
@@ -59,6 +57,8 @@ class Done:
 
     value: Any
     commits: int
+    committed: bool
+    """Whether another worker could take the trial up from here."""
     read_bytes: int
     written_bytes: int
 
@@ -91,8 +91,6 @@ def cut(
     loaded = restore(training, checkpoints)
     prospect = examine(training, profiles)
     costs = _shards(prospect, budget)
-    if len(costs) == 1:
-        return Cut(1, loaded.history, loaded.notes, parcel=pack_here(context, prepared))
     tensors = training.named_tensors()
     kit = make_kit(prospect, costs, prepared, seed, budget, tensors)
     files = SpillFiles(_places(context), f"trial-{number}-{attempt}")
@@ -189,6 +187,13 @@ def train_slice(context: WorkerContext, attempt: str, spilled: Spilled, seconds:
         return trial.done(trial.trial.train_for(seconds))
 
 
+def commit(context: WorkerContext, attempt: str, spilled: Spilled) -> Done:
+    """Make what was trained here the trial's state."""
+    with _taken_up(context, attempt, spilled) as trial:
+        trial.trial.commit()
+        return trial.done(None)
+
+
 def end_epoch(context: WorkerContext, attempt: str, spilled: Spilled) -> Done:
     """Evaluate, and go to the next epoch."""
     with _taken_up(context, attempt, spilled) as trial:
@@ -225,7 +230,8 @@ class _Taken:
     def done(self, value: Any) -> Done:
         files = self.trial.files
         read, written = self._before
-        return Done(value, self.trial.logbook.commits, files.read_bytes - read, files.written_bytes - written)
+        commits, committed = self.trial.logbook.commits, self.trial.committed
+        return Done(value, commits, committed, files.read_bytes - read, files.written_bytes - written)
 
 
 def _taken_up(context: WorkerContext, attempt: str, spilled: Spilled) -> _Taken:
