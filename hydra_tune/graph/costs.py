@@ -34,9 +34,11 @@ class NodeCost:
     forward_peak_bytes: int
     """What its forward takes for a moment, beyond the saved activations."""
     backward_peak_bytes: int
-    """What its backward takes for a moment."""
+    """What its backward takes for a moment, with the gradient of what came in, which it hands on when it is done."""
     boundary_bytes: int
     """All values that cross a cut right after this node, residual links too."""
+    saved_input_bytes: int = 0
+    """The part of the saved activations that came in from the node before: at a cut, the boundary itself."""
     cut_allowed: bool = True
     """Whether a cut right after this node is possible."""
     preferred: bool = False
@@ -85,8 +87,8 @@ class ShardCost:
     in_bytes: int
     """What comes in over the cut before it; the batch, for the first shard."""
     out_bytes: int
-    boundary_gradient_bytes: int
-    """Gradients of what comes in and goes out; a batch has none."""
+    """What goes out in its forward, and comes back as a gradient in its backward, when the value itself may be spilled.
+    The gradient of what comes in is made by the backward, and counts there."""
     gradient_bytes: int
     forward_working_bytes: int
     """What its forward takes for a moment, beyond activations."""
@@ -110,7 +112,6 @@ class ShardCost:
             + self.activation_bytes
             + self.in_bytes
             + self.out_bytes
-            + self.boundary_gradient_bytes
             + self.gradient_bytes
             + max(self.forward_working_bytes, self.backward_working_bytes)
         )
@@ -126,6 +127,7 @@ def shard_cost(
     """
     own = nodes[start:stop]
     into = nodes[start - 1].boundary_bytes if start else input_bytes
+    already = min(into, own[0].saved_input_bytes) if start else 0
     out = own[-1].boundary_bytes
     parameters = sum(node.parameter_bytes for node in own)
     tied_here = {name: size for node in own for name, size in node.tied.items()}
@@ -143,10 +145,9 @@ def shard_cost(
         optimizer_bytes=sum(node.optimizer_bytes for node in own),
         buffer_bytes=sum(node.buffer_bytes for node in own),
         tied_bytes=foreign,
-        activation_bytes=sum(node.activation_bytes for node in own),
+        activation_bytes=sum(node.activation_bytes for node in own) - already,
         in_bytes=into,
         out_bytes=out,
-        boundary_gradient_bytes=(into if start else 0) + out,
         gradient_bytes=waiting + (parameters if deferred else max(node.largest_parameter_bytes for node in own)),
         forward_working_bytes=max(node.forward_peak_bytes for node in own),
         backward_working_bytes=max(node.backward_peak_bytes for node in own),

@@ -93,8 +93,9 @@ class _Ranges:
         self.held: Integers = np.cumsum([0, *kept], dtype=np.int64)[[0, *end]]
         self.seconds: Floats = np.cumsum([0.0, *(node.seconds for node in nodes)])[[0, *end]]
         crossing: Integers = np.array([node.boundary_bytes for node in nodes], dtype=np.int64)[end - 1]
-        self.out: Integers = 2 * np.concatenate([[0], crossing])  # with its gradient
-        self.into: Integers = self.out.copy()
+        self.out: Integers = np.concatenate([[0], crossing])
+        already = np.array([nodes[start].saved_input_bytes for start in begin] + [0], dtype=np.int64)
+        self.into: Integers = self.out - np.minimum(self.out, already)
         self.into[0] = input_bytes
         peaks = np.array([max(node.forward_peak_bytes, node.backward_peak_bytes) for node in nodes], dtype=np.int64)
         largest = np.array([0 if deferred else node.largest_parameter_bytes for node in nodes], dtype=np.int64)

@@ -26,7 +26,7 @@ from hydra_tune.engine.memory import TensorBytes
 from hydra_tune.graph.capture import Captured, Node, untouched
 from hydra_tune.graph.costs import NodeCost, as_json, from_json
 
-FORMAT = 1
+FORMAT = 2
 StateLayout = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]]
 PilotOptimizer = Callable[[str, nn.Parameter], torch.optim.Optimizer]
 """Makes the optimizer of one parameter, given its name."""
@@ -74,6 +74,7 @@ def profile(
                 largest_parameter_bytes=max((sizes[name] for name in node.parameters), default=0),
                 activation_bytes=count.activation_bytes, forward_peak_bytes=count.forward_peak_bytes,
                 backward_peak_bytes=count.backward_peak_bytes, boundary_bytes=count.boundary_bytes,
+                saved_input_bytes=count.saved_input_bytes,
                 cut_allowed=count.cut_allowed and not _buffers_shared_after(captured.nodes, index),
                 preferred=any(node.name == point or node.name.startswith(point + ".") for point in preferred),
                 tied={name: sizes[name] for name in node.parameters if owners[name] != index},
@@ -115,6 +116,7 @@ class _Measured:
     forward_peak_bytes: int = 0
     backward_peak_bytes: int = 0
     boundary_bytes: int = 0
+    saved_input_bytes: int = 0
     cut_allowed: bool = True
 
 
@@ -149,7 +151,8 @@ class _Pilot:
         facts = _Measured()
         entered = {value: tree_map(_entering, tree) for value, tree in values.items()}
         given = list(entered.items())
-        counter = TensorBytes()
+        counter = TensorBytes([*self.model.parameters(), *self.model.buffers(), *_tensors(values)])
+        there = counter.live
         saved.begin(_tensors(values))
         clock = time.perf_counter()
         if counting:
@@ -159,9 +162,9 @@ class _Pilot:
             total = self._forward(node, entered, last)
         facts.forward_seconds = time.perf_counter() - clock
         after = {value: entered[value] for value in self.program.crossing(node.stop)}
-        facts.activation_bytes = saved.total
+        facts.activation_bytes, facts.saved_input_bytes = saved.total, saved.total - saved.made
         facts.boundary_bytes = _bytes_of(list(after.values()))
-        facts.forward_peak_bytes = max(0, counter.peak - saved.made)
+        facts.forward_peak_bytes = max(0, counter.peak - there - saved.made)
         for value, tree in given:
             if any(t._version for t in _tensors(tree)):
                 self.mutated.add(value)

@@ -46,8 +46,8 @@ class Layout:
         storage, start, device = block.untyped_storage(), int(block.storage_offset()), block.device
         return {
             field.name: torch.empty(0, dtype=field.dtype, device=device).set_(
-                storage, (start + field.offset) // field.dtype.itemsize, field.shape
-            )
+                storage, (start + field.offset) // field.dtype.itemsize, torch.Size(field.shape)
+            )  # type: ignore[call-overload]
             for field in self.fields
         }
 

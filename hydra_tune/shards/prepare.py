@@ -67,7 +67,7 @@ def examine(training: Training, profiles: Path) -> Prospect:
     captured = capture(model, pilot, batches=())
     found = load_profile(profiles, key_of(captured))
     if found is None:
-        captured = capture(model, pilot, [inputs, *_smaller_batches(training)])
+        captured = capture(model, pilot, [inputs, *_smaller_batches(training), pilot])
         found = profile(
             model, captured, captured.program.bind(inputs), lambda outputs: candidate.loss(outputs, targets),
             lambda name, parameter: parts.for_parameter(parameter, parts.pristine[parts.group_of.get(name, 0)]),

@@ -320,7 +320,11 @@ class ShardRunner:
         return self.values.tree(value, tensors)
 
     def _pass_back(self, step: Step, graph: _Graph) -> None:
-        """Add the gradients of the values that came in to what later shards have passed back."""
+        """Add the gradients of the values that came in to what later shards have passed back.
+
+        The backward is over: what was reserved for it is free for them.
+        """
+        self.memory.reserve(0)
         for piece, gradient in graph.gradients:
             if self._has(piece.gradient):
                 piece.view(step.hold(piece.gradient)).add_(gradient)

@@ -99,8 +99,12 @@ class ShardedTrial:
         self._commit_seconds = self._committed_at - began
 
     def _commit_is_due(self) -> bool:
-        """Where much is on the device and stays there, writing all of it is not worth it every time."""
-        return time.perf_counter() - self._committed_at > self._commit_seconds / COMMIT_SHARE
+        """Always at the end of an epoch, which is judged next, perhaps elsewhere.
+
+        Before that, where much is on the device and stays there, writing all of it is not worth it every time.
+        """
+        ended = self.logbook.batch == len(self.batches)
+        return ended or time.perf_counter() - self._committed_at > self._commit_seconds / COMMIT_SHARE
 
     # Training
 
@@ -294,6 +298,7 @@ class ShardedTrial:
     def end_epoch(self) -> dict[str, float]:
         """Judge the epoch, step an epoch schedule, go to the next epoch, and commit."""
         logbook = self.logbook
+        assert logbook.batch == len(self.batches), "an epoch is judged when it has been trained"
         train_loss = logbook.loss_sum / max(logbook.loss_rows, 1)
         judged = {"train_loss": train_loss, **(self._evaluate() or {"loss": train_loss})}
         if self.candidate.schedule_every == "epoch":

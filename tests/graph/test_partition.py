@@ -38,7 +38,7 @@ def models(draw: st.DrawFn) -> list[NodeCost]:
         NodeCost(
             name=f"n{i}", forward_seconds=draw(st.integers(0, 5)), backward_seconds=draw(st.integers(0, 5)),
             step_seconds=draw(st.integers(0, 2)), parameter_bytes=draw(SIZES), optimizer_bytes=draw(SIZES),
-            buffer_bytes=draw(st.integers(0, 9)), largest_parameter_bytes=draw(SIZES), activation_bytes=draw(SIZES),
+            buffer_bytes=draw(st.integers(0, 9)), largest_parameter_bytes=draw(SIZES), activation_bytes=draw(SIZES), saved_input_bytes=draw(st.integers(0, 5)),
             forward_peak_bytes=draw(SIZES), backward_peak_bytes=draw(SIZES), boundary_bytes=draw(SIZES),
             cut_allowed=draw(st.sampled_from([True, True, True, False])), preferred=draw(st.booleans()),
         )
@@ -118,10 +118,10 @@ def test_one_shard_whenever_all_fits() -> None:
 
 def test_a_cut_falls_where_little_crosses_although_greedy_would_go_further() -> None:
     # Three nodes fill the first shard, but what crosses the cut after them leaves too little room for the others.
-    sizes, crossing = [1, 2, 1, 2, 2, 2], [9, 0, 2, 9, 9, 0]
+    sizes, crossing = [1, 2, 1, 2, 2, 3], [9, 0, 4, 9, 9, 0]
     nodes = [node(parameter_bytes=s * MIB, boundary_bytes=b * MIB) for s, b in zip(sizes, crossing, strict=True)]
     assert shard_cost(nodes, 0, 3).device_bytes == 8 * MIB
-    assert shard_cost(nodes, 3, 6).device_bytes == 10 * MIB
+    assert shard_cost(nodes, 3, 6).device_bytes == 11 * MIB
     assert partition(nodes, 8 * MIB, transfer_fraction=0).cuts == (2,)
 
 
@@ -153,11 +153,13 @@ def test_a_shard_counts_everything_its_backward_holds() -> None:
                  activation_bytes=1000, forward_peak_bytes=7, backward_peak_bytes=5, boundary_bytes=10_000)  # fmt: skip
     second = replace(first, name="b", forward_peak_bytes=0, backward_peak_bytes=9, boundary_bytes=20_000)
     cost = shard_cost([first, second], 0, 1, deferred=False, input_bytes=50)
-    assert cost.device_bytes == 100 + 200 + 3 + 1000 + 50 + 2 * 10_000 + 60 + 7
+    assert cost.device_bytes == 100 + 200 + 3 + 1000 + 50 + 10_000 + 60 + 7
     assert cost.state_bytes == 303
-    assert shard_cost([first, second], 1, 2, deferred=False).device_bytes == 1363 + 2 * 10_000 + 2 * 20_000 + 9
+    assert shard_cost([first, second], 1, 2, deferred=False).device_bytes == 1363 + 10_000 + 20_000 + 9
+    saves_its_input = replace(second, saved_input_bytes=400)
+    assert shard_cost([first, saves_its_input], 1, 2).device_bytes == 1363 + 9_600 + 20_000 + 9
     both = shard_cost([first, second], 0, 2, deferred=True, input_bytes=50)
-    assert both.device_bytes == 2 * (1303 + 100) + 50 + 2 * 20_000 + 9
+    assert both.device_bytes == 2 * (1303 + 100) + 50 + 20_000 + 9
 
 
 def test_a_tied_parameter_is_there_once_with_its_owner_and_once_in_each_other_shard() -> None:
