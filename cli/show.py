@@ -121,16 +121,14 @@ def _print_units(units: Sequence[Any]) -> None:
 
     if not units:
         return
-    kinds: dict[tuple[str, str, str], list[Any]] = {}
+    kinds: dict[tuple[str, str], list[Any]] = {}
     for unit in units:
-        shard = "" if unit.shard is None else str(unit.shard)
-        kinds.setdefault((unit.kind, shard, unit.device), []).append(unit)
+        kinds.setdefault((unit.kind, unit.device), []).append(unit)
     moved = any(unit.shard is not None for unit in units)
-    columns = ["work", *(["shard"] if moved else []), "device", "units", "seconds", *(["in", "out"] if moved else [])]
-    table = Table(columns, numeric=frozenset({"shard", "units", "seconds", "in", "out"}))
-    for (kind, shard, device), some in kinds.items():
-        count = sum(unit.steps or 1 for unit in some)
-        row = [kind, *([shard] if moved else []), device, str(count), f"{sum(unit.seconds for unit in some):.2f}"]
+    table = Table(["work", "device", "units", "seconds", *(["read", "written"] if moved else [])])
+    for (kind, device), some in kinds.items():
+        count, seconds = sum(unit.steps or 1 for unit in some), sum(unit.seconds for unit in some)
+        row = [kind, device, str(count), f"{seconds:.2f}"]
         if moved:
             row += [_bytes(sum(unit.read_bytes or 0 for unit in some)), _bytes(sum(u.written_bytes or 0 for u in some))]
         table.rows.append(row)

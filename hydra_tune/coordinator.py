@@ -21,10 +21,11 @@ from hydra_tune.devices import Device, parse_devices
 from hydra_tune.display import Display, make_display
 from hydra_tune.engine.engine import SLOTS, Engine
 from hydra_tune.engine.scheduler import POLICIES
-from hydra_tune.engine.unit import Unit, UnitResult
+from hydra_tune.engine.unit import Role, Unit, UnitResult
 from hydra_tune.errors import SearchFailed
 from hydra_tune.files import run_directories
 from hydra_tune.interrupts import Signals, run_in_event_loop
+from hydra_tune.makespan import Makespan
 from hydra_tune.result import SearchResult
 from hydra_tune.sampling import make_pruner, make_sampler, trial_limit
 from hydra_tune.settings import SearchSettings, make_settings
@@ -133,6 +134,7 @@ class Search:
         self._announcements: set[asyncio.Task[None]] = set()
         self._broken: Exception | None = None
         self._deadline = None if self.settings.timeout is None else time.monotonic() + self.settings.timeout
+        self.makespan = Makespan(len(self.devices))
         self._strategy = resolve(self.settings.strategy, budgeted=self.settings.device_memory is not None)
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self.interrupted:
@@ -167,6 +169,8 @@ class Search:
                 )
                 await self._run_trials()
                 await asyncio.gather(*self._announcements)
+                if line := self.makespan.line():
+                    self.display.show(line)
                 if self._broken is not None:
                     raise self._broken
 
@@ -276,6 +280,8 @@ class Search:
         facts = self.runner.facts.get(unit.trial)
         if facts is not None:
             facts.add(unit, result)
+            if unit.role is Role.DEVICE:
+                self.makespan.add(unit.trial, result.started, result.seconds)
             self.study.post(self.study.study.unit, unit, result)
         self.display.unit_ended(unit, result)
 

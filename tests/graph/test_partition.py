@@ -38,8 +38,9 @@ def models(draw: st.DrawFn) -> list[NodeCost]:
         NodeCost(
             name=f"n{i}", forward_seconds=draw(st.integers(0, 5)), backward_seconds=draw(st.integers(0, 5)),
             step_seconds=draw(st.integers(0, 2)), parameter_bytes=draw(SIZES), optimizer_bytes=draw(SIZES),
-            buffer_bytes=draw(st.integers(0, 9)), largest_parameter_bytes=draw(SIZES), activation_bytes=draw(SIZES), saved_input_bytes=draw(st.integers(0, 5)),
-            forward_peak_bytes=draw(SIZES), backward_peak_bytes=draw(SIZES), boundary_bytes=draw(SIZES),
+            buffer_bytes=draw(st.integers(0, 9)), largest_parameter_bytes=draw(SIZES), activation_bytes=draw(SIZES),
+            saved_input_bytes=draw(st.integers(0, 5)), forward_peak_bytes=draw(SIZES),
+            backward_peak_bytes=draw(SIZES), boundary_bytes=draw(SIZES),
             cut_allowed=draw(st.sampled_from([True, True, True, False])), preferred=draw(st.booleans()),
         )
         for i in range(draw(st.integers(1, 9)))

@@ -1,0 +1,25 @@
+"""What a search says of its makespan."""
+
+from __future__ import annotations
+
+import pytest
+
+from hydra_tune.makespan import Makespan
+
+
+def test_the_bound_is_all_work_spread_evenly_or_the_longest_trial() -> None:
+    even = Makespan(2)
+    for trial, started in ((0, 0.0), (1, 0.0), (2, 4.0), (3, 5.0)):
+        even.add(trial, started, 4.0)
+    assert (even.seconds, even.bound) == (9.0, 8.0)
+    assert even.line() == ("devices ran for 9.0 s, 1.12 of the least possible (all work spread over 2 devices: 8.0 s)")
+    one = Makespan(2)
+    one.add(0, 10.0, 6.0)
+    one.add(1, 10.0, 1.0)
+    assert one.bound == 6.0
+    assert one.seconds == pytest.approx(6.0)
+    assert "the longest trial: 6.0 s" in one.line()
+
+
+def test_a_search_without_units_says_nothing() -> None:
+    assert Makespan(2).line() == ""
