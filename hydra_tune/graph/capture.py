@@ -3,7 +3,7 @@
 The model is recorded twice, in training and in evaluation mode, since an exported or traced graph has its mode baked
 in. Modules whose inside cannot be recorded are called as a whole; where the outermost forward itself cannot be, the
 model is one node and the reason is kept. Before a program is believed it is run on a real batch, and on a smaller one,
-in both modes: the outputs must equal the model's own, bit for bit.
+in both modes: outputs and buffers must equal the model's own, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import fx, nn
 from torch.utils._pytree import tree_flatten
 
 from hydra_tune.batches import call_model
-from hydra_tune.graph.program import Attribute, Op, Program, Ref, attribute
-from hydra_tune.graph.tracer import Tracer
+from hydra_tune.graph.program import Attribute, Op, Program, Ref, attribute, leaves
+from hydra_tune.graph.tracer import Tracer, attributes_of, restore_attributes
 from hydra_tune.seeds import RandomState
 
 logger = logging.getLogger(__name__)
@@ -67,38 +67,45 @@ def capture(model: nn.Module, pilot: Any, batches: Sequence[Any]) -> Captured:
                 break
             logger.info("module %r is not cut inside: %s", culprit, reason)
             opaque.add(culprit)
-    whole = Program(tuple(names), (_the_model(names),), (_the_model(names),), Ref(len(names)))
+    op = _the_model(names, by_name=isinstance(pilot, Mapping))
+    whole = Program(tuple(names), (op,), (op,), Ref(len(names)))
     return Captured(whole, _nodes(whole, model), whole_because=reason)
 
 
-def _the_model(names: Sequence[str]) -> Op:
+def _the_model(names: Sequence[str], *, by_name: bool) -> Op:
     """The whole model as one operation."""
-    return Op("module", "", (), {name: Ref(i) for i, name in enumerate(names)})
+    refs = [Ref(i) for i in range(len(names))]
+    return Op("module", "", (), dict(zip(names, refs, strict=True))) if by_name else Op("module", "", tuple(refs))
 
 
 def _argument_names(model: nn.Module, inputs: Any) -> list[str]:
     """The forward's arguments that a batch gives, in order."""
-    signature = inspect.signature(model.forward)
+    parameters = inspect.signature(model.forward).parameters
     if isinstance(inputs, Mapping):
-        return [name for name in signature.parameters if name in inputs] or list(inputs)
+        named = [name for name in parameters if name in inputs]
+        return [*named, *(name for name in inputs if name not in named)]
     count = len(inputs) if isinstance(inputs, tuple | list) else 1
-    return list(signature.parameters)[:count]
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [name for name, parameter in parameters.items() if parameter.kind in by_position]
+    return [*named, *(f"input {i}" for i in range(len(named), count))][:count]
 
 
 def _record_both(model: nn.Module, names: list[str], pilot: Any, opaque: set[str]) -> tuple[Program | None, str, str]:
     """The program; else why there is none, and the module that is to be called as a whole for the next try."""
     found: list[tuple[tuple[Op, ...], Any]] = []
     for training in (True, False):
-        with _in_mode(model, training):
+        with untouched(model), _in_mode(model, training):
             tracer = Tracer(opaque)
             try:
-                found.append(_translate(tracer.record(model, *_arguments(model, names, pilot)), model, len(names)))
+                found.append(_translate(tracer.record(model, *_arguments(model, names, pilot)), names))
             except Exception as error:  # noqa: BLE001 - user code may raise anything when it is recorded
                 return None, f"{type(error).__name__}: {error}", tracer.failed_in
     (ops, output), (evaluation, other) = found
     unlike = _first_unlike(ops, evaluation)
     if unlike is not None or output != other:
         return None, "it does not take the same path in training and in evaluation", _next_to_close(model, opaque)
+    if any(isinstance(leaf, Attribute) for leaf in leaves(output)):
+        return None, "it returns one of its own parameters or buffers", ""
     return Program(tuple(names), ops, evaluation, output), "", ""
 
 
@@ -110,18 +117,16 @@ def _arguments(model: nn.Module, names: list[str], pilot: Any) -> tuple[dict[str
     return given, defaults
 
 
-def _translate(graph: fx.Graph, model: nn.Module, inputs: int) -> tuple[tuple[Op, ...], Any]:
+def _translate(graph: fx.Graph, names: Sequence[str]) -> tuple[tuple[Op, ...], Any]:
     """torch.fx's graph as plain operations; parameters and buffers are named where they are used."""
     stands_for: dict[fx.Node, Any] = {}
     ops: list[Op] = []
-    placeholders = 0
     output: Any = None
     for node in graph.nodes:
         args, kwargs = (fx.node.map_arg(each, stands_for.__getitem__) for each in (node.args, node.kwargs))
         if node.op == "placeholder":
             # Arguments that keep their defaults have a placeholder too; nothing uses it.
-            stands_for[node] = Ref(placeholders) if placeholders < inputs else None
-            placeholders += 1
+            stands_for[node] = Ref(names.index(node.target)) if node.target in names else None
         elif node.op == "get_attr":
             stands_for[node] = Attribute(node.target)
         elif node.op == "output":
@@ -129,7 +134,7 @@ def _translate(graph: fx.Graph, model: nn.Module, inputs: int) -> tuple[tuple[Op
         elif node.target is not torch._assert:
             kind = {"call_module": "module", "call_method": "method", "call_function": "function"}[node.op]
             ops.append(Op(kind, node.target, _plain(args), _plain(kwargs)))
-            stands_for[node] = Ref(inputs + len(ops) - 1)
+            stands_for[node] = Ref(len(names) + len(ops) - 1)
     return tuple(ops), output
 
 
@@ -217,17 +222,22 @@ def _difference(program: Program, model: nn.Module, batches: Sequence[Any]) -> s
         # Evaluation takes the same path, by construction: a small batch shows that its constants are right too.
         for inputs in batches if training else batches[-1:]:
             with untouched(model), _in_mode(model, training), torch.no_grad():
-                expected = tree_flatten(call_model(model, inputs))[0]
+                expected = _left(call_model(model, inputs), model)
             with untouched(model), _in_mode(model, training), torch.no_grad():
                 values = dict(enumerate(program.bind(inputs)))
                 try:
                     program.run(model, values, 0, len(program), training=training)
+                    found = _left(program.outputs(values), model)
                 except Exception as error:  # noqa: BLE001 - a program that fails where the model does not is wrong
                     return f"{type(error).__name__}: {error}"
-                found = tree_flatten(program.outputs(values))[0]
             if len(found) != len(expected) or not all(map(_same, found, expected)):
                 return "its recording gives other outputs"
     return ""
+
+
+def _left(outputs: Any, model: nn.Module) -> list[Any]:
+    """What a run leaves: the leaves of its outputs, and the buffers."""
+    return [*tree_flatten(outputs)[0], *(buffer.clone() for buffer in model.buffers())]
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -238,13 +248,15 @@ def _same(one: Any, other: Any) -> bool:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Whatever a pilot run does to buffers and random streams is undone."""
+    """Whatever a pilot run does to buffers, modules' attributes and random streams is undone."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    attributes = attributes_of(model)
     before = RandomState.capture()
     try:
         yield
     finally:
         before.restore()
+        restore_attributes(model, attributes)
         with torch.no_grad():
             for name, buffer in buffers.items():
                 attribute(model, name).copy_(buffer)

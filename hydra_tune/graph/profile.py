@@ -55,6 +55,7 @@ def profile(
         model.train()
         counted = pilot.run(inputs, counting=True)
     with untouched(model):
+        model.train()
         timed = pilot.run(inputs, counting=False)
     owners = _owners(captured.nodes)
     sizes = {name: parameter.numel() * parameter.element_size() for name, parameter in model.named_parameters()}

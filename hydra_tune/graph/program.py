@@ -42,11 +42,11 @@ class Op:
 
     def refs(self) -> set[int]:
         """The values it uses."""
-        return {leaf.value for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)}
+        return {leaf.value for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)}
 
     def attributes(self) -> set[str]:
         """The parameters and buffers it uses by name, besides those of a module it calls."""
-        return {leaf.name for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Attribute)}
+        return {leaf.name for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Attribute)}
 
     @property
     def label(self) -> str:
@@ -109,7 +109,7 @@ class Program:
         cache: dict[int, frozenset[int]] = self.__dict__.setdefault("_uses", {})
         if op not in cache:
             later = (refs for each in self.training[op:] for refs in each.refs())
-            cache[op] = frozenset(later) | {leaf.value for leaf in _leaves(self.output) if isinstance(leaf, Ref)}
+            cache[op] = frozenset(later) | {leaf.value for leaf in leaves(self.output) if isinstance(leaf, Ref)}
         return cache[op]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -164,7 +164,8 @@ def _last_uses(ops: Sequence[Op], start: int, stop: int) -> dict[int, list[int]]
     return by_op
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
+def leaves(tree: Any) -> Iterator[Any]:
+    """Everything in a tree of arguments that is no container."""
     if isinstance(tree, Mapping):
         yield from _all_leaves(tree.values())
     elif isinstance(tree, tuple | list):
@@ -177,4 +178,4 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 def _all_leaves(trees: Iterable[Any]) -> Iterator[Any]:
     for tree in trees:
-        yield from _leaves(tree)
+        yield from leaves(tree)

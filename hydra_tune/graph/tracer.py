@@ -1,9 +1,10 @@
 """Writing down what a model's forward does, by calling it once on a pilot batch with values that keep a record.
 
-Built on torch.fx, with two additions. Whatever depends on shapes alone (`b, t = x.shape`, `assert t <= limit`,
+Built on torch.fx, with three additions. Whatever depends on shapes alone (`b, t = x.shape`, `assert t <= limit`,
 `torch.arange(t)`, `for i in range(t)`) works as in an ordinary run, because every record carries its value; what
-depends on a tensor's contents is refused. And a module whose forward cannot be written down is called as a whole, so
-that only its inside cannot be cut.
+depends on a tensor's contents is refused. A forward that changes attributes of its module, such as a table that it
+keeps for the next call, is refused too: the recording would not do that. And a module whose forward cannot be written
+down is called as a whole, so that only its inside cannot be cut.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_leaves
 
-# Functions that make a tensor from sizes alone: torch.fx sees a function only through a tensor among its arguments.
+# Functions that make a tensor of nothing: torch.fx sees a function only through a tensor among its arguments.
 _FACTORIES = ("arange", "ones", "zeros", "full", "empty", "eye", "tensor", "linspace", "rand", "randn", "randint",
               "tril_indices", "triu_indices")  # fmt: skip
 
@@ -71,12 +71,35 @@ class Tracer(fx.Tracer):
         self.within: list[str] = []
         """The modules whose forward is being recorded, outermost first."""
         self.failed_in = ""
+        self._executing = 0
 
     def record(self, model: nn.Module, inputs: dict[str, Any], defaults: dict[str, Any]) -> fx.Graph:
         """The graph of `model(**inputs)`; arguments that a batch does not give keep their defaults."""
         self._inputs = inputs | defaults
+        before = attributes_of(model)
         with _recording_factories(self), torch.no_grad():
-            return self.trace(model, concrete_args=defaults or None)
+            graph = self.trace(model, concrete_args=defaults or None)
+        for name, changed in changed_attributes(model, before):
+            if not self._is_closed(model, name):
+                self.failed_in = name
+                raise NotTraceable(f"its forward changes {', '.join(changed)}")
+        return graph
+
+    def _is_closed(self, model: nn.Module, name: str) -> bool:
+        """Whether a module, or one that it is in, is called as a whole."""
+        path = name.split(".") if name else []
+        outer = [".".join(path[: i + 1]) for i in range(len(path))]
+        return any(self.is_leaf_module(model.get_submodule(each), each) for each in outer)
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, torch.Tensor) and not self._is_known(a):
+            # torch.fx would make it an attribute of the model.
+            raise NotTraceable("a tensor that is no part of the model")
+        return super().create_arg(a)
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        own = isinstance(tensor, nn.Parameter) or tensor in self.tensor_attrs
+        return own or any(tensor is buffer for buffer in self.root.buffers())
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name in self.opaque or super().is_leaf_module(m, module_qualified_name)
@@ -107,35 +130,74 @@ class Tracer(fx.Tracer):
         if kind == "output":
             return None
         if kind == "get_attr":
-            return functools.reduce(getattr, target.split("."), self.root)
+            with _as_ever():
+                return functools.reduce(getattr, target.split("."), self.root)
         values = fx.node.map_arg((args, kwargs), lambda node: node.meta["value"])
-        return _execute(kind, target, self.root, *values)
+        self._executing += 1
+        try:
+            return _execute(kind, target, self.root, *values)
+        finally:
+            self._executing -= 1
+
+    @property
+    def recording(self) -> bool:
+        """Whether what is called now is the forward that is written down, not an operation of the pilot run."""
+        return not self._executing
 
 
 def _execute(kind: str, target: Any, root: Any, args: Any, kwargs: Any) -> Any:
     if kind == "call_module":
-        return _Original.call(root.get_submodule(target), args, kwargs)
+        with _as_ever():
+            return root.get_submodule(target)(*args, **kwargs)
     if kind == "call_method":
         return getattr(args[0], target)(*args[1:], **kwargs)
     return target(*args, **kwargs)
 
 
-class _Original:
-    """torch.fx replaces `nn.Module.__call__` while it traces; a module of the pilot run is called as ever."""
-
-    _call = nn.Module.__call__
-
-    @classmethod
-    def call(cls, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        patched, attributes = nn.Module.__call__, nn.Module.__getattr__
-        nn.Module.__call__, nn.Module.__getattr__ = cls._call, _GETATTR  # type: ignore[method-assign]
-        try:
-            return module(*args, **kwargs)
-        finally:
-            nn.Module.__call__, nn.Module.__getattr__ = patched, attributes  # type: ignore[method-assign]
-
-
+_CALL = nn.Module.__call__
 _GETATTR = nn.Module.__getattr__
+
+
+@contextmanager
+def _as_ever() -> Iterator[None]:
+    """torch.fx replaces these methods while it traces; a module of the pilot run is called and asked as ever."""
+    patched, attributes = nn.Module.__call__, nn.Module.__getattr__
+    nn.Module.__call__, nn.Module.__getattr__ = _CALL, _GETATTR  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__, nn.Module.__getattr__ = patched, attributes  # type: ignore[method-assign]
+
+
+Attributes = dict[str, list[dict[str, Any]]]
+
+
+def attributes_of(model: nn.Module) -> Attributes:
+    """What each module has now, by name: attributes, parameters and buffers."""
+    return {name: [dict(each) for each in _dictionaries(module)] for name, module in model.named_modules()}
+
+
+def changed_attributes(model: nn.Module, before: Attributes) -> Iterator[tuple[str, list[str]]]:
+    """The modules whose attributes have become others, with the names of these."""
+    for module, was in before.items():
+        changed = set()
+        for now, then in zip(_dictionaries(model.get_submodule(module)), was, strict=True):
+            changed |= {key for key in now.keys() | then.keys() if now.get(key) is not then.get(key)}
+        if changed:
+            yield module, sorted(changed)
+
+
+def restore_attributes(model: nn.Module, before: Attributes) -> None:
+    """Put back what `attributes_of` saw."""
+    for module, was in before.items():
+        for now, then in zip(_dictionaries(model.get_submodule(module)), was, strict=True):
+            if any(now.get(key) is not then.get(key) for key in now.keys() | then.keys()):
+                now.clear()
+                now.update(then)
+
+
+def _dictionaries(module: nn.Module) -> list[dict[str, Any]]:
+    return [vars(module), module._parameters, module._buffers]
 
 
 @contextmanager
@@ -145,7 +207,7 @@ def _recording_factories(tracer: Tracer) -> Iterator[None]:
     def recording(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves((args, kwargs))):
+            if tracer.recording:
                 return tracer.create_proxy("call_function", function, args, kwargs)
             return function(*args, **kwargs)
 
