@@ -65,6 +65,9 @@ class _Record(fx.Proxy):
 class Tracer(fx.Tracer):
     """Records one forward; `opaque` names modules that are called as a whole."""
 
+    proxy_buffer_attributes = True
+    """A forward that changes a buffer in place is to be recorded doing so, not to do it once while it is recorded."""
+
     def __init__(self, opaque: set[str]) -> None:
         super().__init__(autowrap_modules=(__import__("math"),))
         self.opaque = opaque

@@ -411,8 +411,8 @@ class KeepsCount(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.first, self.second, self.how = nn.Linear(6, 6), nn.Linear(6, 2), how
-        self.register_buffer("count", torch.zeros(()))
-        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("count", torch.ones(()))
+        self.register_buffer("mean", torch.ones(6))
         self.count: torch.Tensor
         self.mean: torch.Tensor
 
