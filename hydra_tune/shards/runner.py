@@ -296,16 +296,14 @@ class ShardRunner:
 
     def _run(self, shard: Shard, step: Step, *, graph: bool) -> tuple[dict[int, Any], _Graph | None]:
         due = self.batch_base + self.backward_position(shard.index)
-        kept = _Graph(SavedTensors(self.memory, self.files, shard.index, due)) if graph else None
-        values = {value: self._entered(step, value, kept) for value in shard.takes}
-        if kept is None:
-            with torch.no_grad():
-                self.program.run(self.model, values, shard.start, shard.stop, training=True)
-            return values, None
-        kept.saved.refer_to(step.held)
-        with saved_tensors_hooks(kept.saved.pack, kept.saved.unpack):
+        made = _Graph(SavedTensors(self.memory, self.files, shard.index, due))
+        values = {value: self._entered(step, value, made) for value in shard.takes}
+        made.saved.refer_to(step.held)
+        # Without a graph to keep, autograd runs all the same, and saves nothing: which values have gradients must show.
+        pack = made.saved.pack if graph else _nothing
+        with saved_tensors_hooks(pack, made.saved.unpack):
             self.program.run(self.model, values, shard.start, shard.stop, training=True)
-        return values, kept
+        return values, made if graph else None
 
     def _entered(self, step: Step, value: int, graph: _Graph | None) -> Any:
         """A value as the shard sees it: with a gradient to pass back, where it has one."""
@@ -365,6 +363,10 @@ class ShardRunner:
     def _note_buffers(self, shard: Shard, step: Step, before: list[int]) -> None:
         if self._buffer_versions(shard) != before:
             step.change(f"b/{shard.index}")
+
+
+def _nothing(_tensor: torch.Tensor) -> None:
+    """What is saved of a tensor where the forward will run again."""
 
 
 def _call(on_gradient: Callable[[str, nn.Parameter], None], name: str, parameter: nn.Parameter) -> None:
