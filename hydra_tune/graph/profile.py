@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ from hydra_tune.graph.costs import NodeCost, as_json, from_json
 
 FORMAT = 2
 StateLayout = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]]
-PilotOptimizer = Callable[[str, nn.Parameter], torch.optim.Optimizer]
-"""Makes the optimizer of one parameter, given its name."""
+PilotOptimizer = Callable[[str, nn.Parameter], torch.optim.Optimizer | None]
+"""Makes the optimizer of one parameter, given its name; None for one that is not trained."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,14 @@ def profile(
 ) -> Profile:  # fmt: skip
     """Measure every node; `inputs` are the program's, `loss` takes the model's output."""
     pilot = _Pilot(model, captured, loss, optimizer)
-    with untouched(model):
-        model.train()
-        counted = pilot.run(inputs, counting=True)
-    with untouched(model):
-        model.train()
-        timed = pilot.run(inputs, counting=False)
+    with _gradients_aside(model):
+        with untouched(model):
+            model.train()
+            counted = pilot.run(inputs, counting=True)
+        with untouched(model):
+            model.train()
+            timed = pilot.run(inputs, counting=False)
+        pilot.prepare_others()
     owners = _owners(captured.nodes)
     sizes = {name: parameter.numel() * parameter.element_size() for name, parameter in model.named_parameters()}
     buffers = {name: buffer.numel() * buffer.element_size() for name, buffer in model.named_buffers()}
@@ -76,13 +79,25 @@ def profile(
                 activation_bytes=count.activation_bytes, forward_peak_bytes=count.forward_peak_bytes,
                 backward_peak_bytes=count.backward_peak_bytes, boundary_bytes=count.boundary_bytes,
                 saved_input_bytes=count.saved_input_bytes,
-                cut_allowed=count.cut_allowed and not _buffers_shared_after(captured.nodes, index),
+                cut_allowed=pilot.cut_allowed_after(index) and not _buffers_shared_after(captured.nodes, index),
                 preferred=any(node.name == point or node.name.startswith(point + ".") for point in preferred),
                 tied={name: sizes[name] for name in node.parameters if owners[name] != index},
                 shared={name: sizes[name] for name in own if name in tied},
             )
         )  # fmt: skip
-    return Profile(tuple(nodes), pilot.state, frozenset(pilot.mutated), _bytes_of(inputs))
+    return Profile(tuple(nodes), pilot.state, frozenset(pilot.mutated_in), _bytes_of(inputs))
+
+
+@contextmanager
+def _gradients_aside(model: nn.Module) -> Iterator[None]:
+    """Gradients that wait for a step are not used up by the pilot's steps."""
+    pending = {parameter: parameter.grad for parameter in model.parameters()}
+    model.zero_grad()
+    try:
+        yield
+    finally:
+        for parameter, gradient in pending.items():
+            parameter.grad = gradient
 
 
 def _owners(nodes: Sequence[Node]) -> dict[str, int]:
@@ -118,7 +133,6 @@ class _Measured:
     backward_peak_bytes: int = 0
     boundary_bytes: int = 0
     saved_input_bytes: int = 0
-    cut_allowed: bool = True
 
 
 class _Pilot:
@@ -133,7 +147,9 @@ class _Pilot:
         self.loss = loss
         self.optimizer = optimizer
         self.state: StateLayout = {}
-        self.mutated: set[int] = set()
+        self.mutated_in: dict[int, int] = {}
+        """The first node that changes a value in place, for values that an earlier node made."""
+        self._crossing: dict[int, _Crossing] = {}
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
 
     def run(self, inputs: Sequence[Any], *, counting: bool) -> list[_Measured]:
@@ -142,16 +158,16 @@ class _Pilot:
         saved = _SavedBytes([*self.model.parameters(), *self.model.buffers(), *_tensors(inputs)])
         for index, node in enumerate(self.captured.nodes):
             last = index == len(self.captured.nodes) - 1
-            facts, values = self._run_node(node, values, saved, last=last, counting=counting)
+            facts, values = self._run_node(index, node, values, saved, last=last, counting=counting)
             measured.append(facts)
         return measured
 
     def _run_node(
-        self, node: Node, values: dict[int, Any], saved: _SavedBytes, *, last: bool, counting: bool
+        self, index: int, node: Node, values: dict[int, Any], saved: _SavedBytes, *, last: bool, counting: bool
     ) -> tuple[_Measured, dict[int, Any]]:
         facts = _Measured()
         entered = {value: tree_map(_entering, tree) for value, tree in values.items()}
-        given = list(entered.items())
+        given = [(value, tensor, tensor._version) for value, tree in entered.items() for tensor in _tensors(tree)]
         counter = TensorBytes([*self.model.parameters(), *self.model.buffers(), *_tensors(values)])
         there = counter.live
         saved.begin(_tensors(values))
@@ -166,10 +182,11 @@ class _Pilot:
         facts.activation_bytes, facts.saved_input_bytes = saved.total, saved.total - saved.made
         facts.boundary_bytes = _bytes_of(list(after.values()))
         facts.forward_peak_bytes = max(0, counter.peak - there - saved.made)
-        for value, tree in given:
-            if any(t._version for t in _tensors(tree)):
-                self.mutated.add(value)
-        facts.cut_allowed = not last and _can_cross(after, self.mutated)
+        for value, tensor, version in given:
+            if tensor._version != version:
+                self.mutated_in.setdefault(value, index)
+        del given
+        self._crossing[index] = _Crossing.of(after)
         floor = counter.live
         peak, facts.step_seconds, facts.backward_seconds = self._backward(total, after, last, counter, counting)
         spared = max((p.numel() * p.element_size() for p in self._parameters(node)), default=0)
@@ -204,23 +221,49 @@ class _Pilot:
                 hook.remove()
         return counter.peak, clock.seconds, time.perf_counter() - began - clock.apart
 
+    def cut_allowed_after(self, index: int) -> bool:
+        """Whether the values that cross a cut after this node can be handed on; known once all nodes have run.
+
+        The shard that changes a value works on a copy of its own. So nobody after that shard may use the value, and
+        nobody who uses it may know it by another name.
+        """
+        crossing = self._crossing[index]
+        changed = {value for value, node in self.mutated_in.items() if node <= index}
+        return crossing.plain and not changed & crossing.values and not crossing.shared(self.mutated_in)
+
     def _parameters(self, node: Node) -> list[torch.Tensor]:
         own = dict(self.model.named_parameters())
         return [own[name] for name in node.parameters]
 
-    def prepared(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
+    def prepare_others(self) -> None:
+        """Find the state of parameters that the pilot batch gave no gradient: another batch may."""
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and name not in self.state:
+                parameter.grad = torch.zeros_like(parameter)
+                self.prepared(parameter)
+                parameter.grad = None
+
+    def prepared(self, parameter: nn.Parameter) -> torch.optim.Optimizer | None:
         """The optimizer of a copy of the parameter, with the state that its first step makes."""
         name = self._names[id(parameter)]
         copy = nn.Parameter(parameter.detach().clone())
         copy.grad = parameter.grad
         optimizer = self.optimizer(name, copy)
+        if optimizer is None:
+            self.state[name] = {}
+            return None
         optimizer.step()
-        self.state[name] = {
-            key: (value.dtype, tuple(value.shape))
-            for key, value in optimizer.state[copy].items()
-            if isinstance(value, torch.Tensor) and value.dim() > 0
-        }
+        self.state[name] = tensors_of(optimizer.state[copy])
         return optimizer
+
+
+def tensors_of(state: Mapping[str, Any]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtype and shape of each tensor of an optimizer's state; numbers and tensors of one are no tensors here."""
+    return {
+        key: (value.dtype, tuple(value.shape))
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor) and value.dim() > 0
+    }
 
 
 class _StepClock:
@@ -238,7 +281,8 @@ class _StepClock:
         with _disable_current_modes():
             optimizer = self.pilot.prepared(parameter)
         ready = time.perf_counter()
-        optimizer.step()
+        if optimizer is not None:
+            optimizer.step()
         parameter.grad = None
         self.apart += ready - began
         self.seconds += time.perf_counter() - ready
@@ -302,18 +346,33 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _can_cross(values: Mapping[int, Any], mutated: set[int]) -> bool:
-    """Whether these values can be handed on: plain ones and tensors, none changed in place under another name."""
-    seen: dict[int, int] = {}
-    for value, tree in values.items():
-        for leaf in tree_leaves(tree):
-            if isinstance(leaf, torch.Tensor):
-                other = seen.setdefault(leaf.untyped_storage()._cdata, value)
-                if other != value and (other in mutated or value in mutated):
-                    return False
-            elif leaf is not None and not isinstance(leaf, bool | int | float | str | torch.dtype | torch.device):
-                return False
-    return True
+@dataclass(frozen=True)
+class _Crossing:
+    """What crosses a cut: values, their storages, and whether all of it can be handed on."""
+
+    storages: tuple[tuple[int, int], ...]
+    """Each value with each storage that it has."""
+    values: frozenset[int]
+    plain: bool
+
+    @classmethod
+    def of(cls, values: Mapping[int, Any]) -> _Crossing:
+        storages = tuple((value, t.untyped_storage()._cdata) for value, tree in values.items() for t in _tensors(tree))
+        return cls(storages, frozenset(values), all(map(_can_cross, tree_leaves(list(values.values())))))
+
+    def shared(self, mutated: Container[int]) -> bool:
+        """Whether a value that is changed in place shares a storage with another."""
+        first: dict[int, int] = {}
+        return any(
+            other != value and (other in mutated or value in mutated)
+            for value, storage in self.storages
+            for other in [first.setdefault(storage, value)]
+        )
+
+
+def _can_cross(leaf: Any) -> bool:
+    plain = bool | int | float | str | torch.dtype | torch.device | torch.Tensor
+    return leaf is None or isinstance(leaf, plain)
 
 
 # Keeping profiles

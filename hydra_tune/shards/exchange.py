@@ -81,7 +81,8 @@ def put_together(files: SpillFiles, plan: Plan, parts: OptimizerParts, data: tup
             if name in logbook.started:
                 own = {key.removeprefix(f"{name}/"): v for key, v in views.items() if key.startswith(f"{name}/")}
                 scalars = {key: as_scalar(value) for key, value in logbook.started[name].items()}
-                optimizer[parts.order.index(name)] = {**scalars, **own}
+                if scalars or own:
+                    optimizer[parts.order.index(name)] = {**scalars, **own}
     for shard in plan.shards:
         tensors |= _read(files, f"b/{shard.index}", shard.buffers)
     return {

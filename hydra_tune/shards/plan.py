@@ -27,7 +27,8 @@ class Bundle:
 
     @property
     def owner(self) -> int:
-        return self.users[0]
+        """The shard that makes the step; -1 for parameters that no operation uses."""
+        return self.users[0] if self.users else -1
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -83,9 +84,10 @@ def make_plan(
                     users[name].append(index)
             buffers[index] |= dict.fromkeys(node.buffers)
     for name, tensor in tensors.items():
-        # What no operation uses is part of the model all the same: it is saved and restored with the first shard.
+        # What no operation uses is part of the model all the same: parameters lie in a bundle that goes to no device,
+        # buffers, which are small, with the first shard.
         if isinstance(tensor, torch.nn.Parameter):
-            users.setdefault(name, [0])
+            users.setdefault(name, [])
         elif not any(name in each for each in buffers):
             buffers[0][name] = None
     bundles = _bundles(users, tensors, state)
@@ -119,7 +121,7 @@ def _bundles(
         together.setdefault(tuple(sorted(shards)), []).append(name)
     return tuple(
         Bundle(
-            name="-".join(map(str, shards)),
+            name="-".join(map(str, shards)) or "unused",
             weights=Layout.of((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in names),
             optimizer=Layout.of(
                 (f"{name}/{key}", dtype, shape) for name in names for key, (dtype, shape) in state.get(name, {}).items()

@@ -16,7 +16,7 @@ from hydra_tune.builds import Prepared
 from hydra_tune.graph.capture import Captured, capture
 from hydra_tune.graph.costs import ShardCost
 from hydra_tune.graph.partition import partition
-from hydra_tune.graph.profile import Profile, keep_profile, load_profile, profile, profile_key
+from hydra_tune.graph.profile import Profile, keep_profile, load_profile, profile, profile_key, tensors_of
 from hydra_tune.shards.optimizers import OptimizerParts
 from hydra_tune.shards.plan import make_plan
 from hydra_tune.shards.trial import Kit
@@ -54,7 +54,8 @@ def examine(training: Training, profiles: Path) -> Prospect:
     """Capture and profile a candidate; what an earlier trial with the same costs has shown is not measured again."""
     candidate, model = training.candidate, training.model
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    parts = OptimizerParts.of(candidate.optimizer(list(model.parameters())), names)
+    optimizer = candidate.optimizer(list(model.parameters()))
+    parts = OptimizerParts.of(optimizer, names)
     inputs, targets = training.batches.fetch(0, 0)
     pilot = _few_rows(inputs, training.batches.rows_at(0))
 
@@ -70,12 +71,16 @@ def examine(training: Training, profiles: Path) -> Prospect:
         captured = capture(model, pilot, [inputs, *_smaller_batches(training), pilot])
         found = profile(
             model, captured, captured.program.bind(inputs), lambda outputs: candidate.loss(outputs, targets),
-            lambda name, parameter: parts.for_parameter(parameter, parts.pristine[parts.group_of.get(name, 0)]),
+            lambda name, parameter: parts.for_parameter(parameter, parts.pristine[parts.group_of[name]])
+            if name in parts.group_of else None,
             candidate.split_points,
         )  # fmt: skip
         keep_profile(profiles, key_of(captured), found)
     if captured.whole_because:
         logger.info("the model is not cut: %s", captured.whole_because)
+    # Some optimizers make their state at once, for parameters too that are frozen.
+    made = {names[id(parameter)]: tensors_of(kept) for parameter, kept in optimizer.state.items()}
+    found = replace(found, state={**made, **found.state})
     captured = replace(captured, program=replace(captured.program, mutated=found.mutated))
     return Prospect(captured, found, parts, candidate.clip_grad_norm is not None or candidate.accumulate > 1)
 

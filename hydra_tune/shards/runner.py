@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from hydra_tune.engine.device_memory import DeviceMemory
 from hydra_tune.engine.spill import SpillFiles
+from hydra_tune.errors import CandidateError
 from hydra_tune.graph.program import Program
 from hydra_tune.seeds import RandomState
 from hydra_tune.shards.plan import Bundle, Plan, Shard
@@ -101,6 +102,12 @@ class ShardRunner:
         self._buffers = dict(model.named_buffers())
         self._anchor = torch.zeros((), requires_grad=True)
         self._uses = self._all_uses()
+        self._places = {
+            entry.name: (f"w/{bundle.name}", entry.offset, entry.offset + max(entry.size, 1))
+            for bundle in plan.bundles
+            for entry in bundle.weights.fields
+        }
+        self._in_backward: SavedTensors | None = None
         for name, parameter in self._parameters.items():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(partial(_call, on_gradient, name))  # type: ignore[no-untyped-call]
@@ -125,6 +132,8 @@ class ShardRunner:
         """The positions within a batch at which each block of state is used."""
         uses: dict[str, set[int]] = {}
         for bundle in self.plan.bundles:
+            if not bundle.users:
+                continue
             both = {position for shard in bundle.users for position in (shard, self.backward_position(shard))}
             step = {self.step_position(bundle.owner) if self.plan.deferred else self.backward_position(bundle.owner)}
             uses[f"w/{bundle.name}"] = both | step
@@ -210,8 +219,10 @@ class ShardRunner:
         """The shard's forward in training; its values for later shards are kept, and its graph if asked for."""
         with self.step(shard, shard.index, shard.cost.forward_working_bytes) as step:
             before = self._buffer_versions(shard)
+            earlier: torch.Tensor | None = None
             if not keep_graph:
                 self._random[shard.index] = RandomState.capture(self.memory.device)
+                earlier = step.hold(f"b/{shard.index}").clone() if shard.buffers.size else None
             self._bring_in_next(step)
             values, graph = self._run(shard, step, graph=keep_graph)
             for value in shard.gives:
@@ -220,7 +231,9 @@ class ShardRunner:
             if graph is not None:
                 self._graphs[shard.index] = graph
                 self._remember_edges(shard, graph, values)
-            self._note_buffers(shard, step, before)
+            if self._note_buffers(shard, step, before) and earlier is not None:
+                key = _earlier_buffers(shard)
+                self.memory.adopt(self.files, key, earlier, self.due(key, step.position))
             del values
 
     def _remember_edges(self, shard: Shard, graph: _Graph, values: Mapping[int, Any]) -> None:
@@ -248,8 +261,8 @@ class ShardRunner:
             graph.saved.forward_done()
             prepare(step)
             self._bring_in_next(step)
-            graph.saved.hold = step.hold
-            total.backward()  # type: ignore[no-untyped-call]
+            with self._backward_of(graph, step):
+                total.backward()  # type: ignore[no-untyped-call]
             del total
             self._pass_back(step, graph)
             finish(step)
@@ -266,9 +279,9 @@ class ShardRunner:
             for key in graph.saved.keys:
                 step.hold(key)
             self._bring_in_next(step)
-            graph.saved.hold = step.hold
             if arrived:
-                torch.autograd.backward([edge for _, edge in arrived], gradients)
+                with self._backward_of(graph, step):
+                    torch.autograd.backward([edge for _, edge in arrived], gradients)
             self._pass_back(step, graph)
             finish(step)
             del gradients
@@ -277,19 +290,38 @@ class ShardRunner:
         for value in shard.gives:
             self.values.drop(value)
         graph.saved.discard()
+        self.memory.discard(self.files, _earlier_buffers(shard))
+
+    @contextmanager
+    def _backward_of(self, graph: _Graph, step: Step) -> Iterator[None]:
+        graph.saved.hold, self._in_backward = step.hold, graph.saved
+        try:
+            yield
+        finally:
+            self._in_backward = None
+
+    def still_needed(self, name: str) -> bool:
+        """Whether the backward that runs will look at a parameter again, though its gradient is done.
+
+        So it is where the model uses a weight in two places, one of them without a gradient: `weight.detach()`.
+        """
+        return self._in_backward is not None and self._in_backward.wants(*self._places[name])
 
     def _has(self, key: str) -> bool:
         return self.memory.holds(self.files, key) or self.files.find(key) is not None
 
     def _again(self, shard: Shard, step: Step) -> _Graph:
-        """The forward once more, with the same random numbers and without a second update of buffers."""
+        """The forward once more, with the random numbers and buffers of the first time; buffers stay as they are."""
         here = RandomState.capture(self.memory.device)
         buffers = step.hold(f"b/{shard.index}").clone() if shard.buffers.size else None
+        if self._has(_earlier_buffers(shard)):
+            step.hold(f"b/{shard.index}").copy_(step.hold(_earlier_buffers(shard)))
         self._random.pop(shard.index).restore(self.memory.device)
         values, graph = self._run(shard, step, graph=True)
         assert graph is not None
         self._remember_edges(shard, graph, values)
         if buffers is not None:
+            self._rebound(shard)
             step.hold(f"b/{shard.index}").copy_(buffers)
         here.restore(self.memory.device)
         return graph
@@ -340,7 +372,9 @@ class ShardRunner:
         """The shard's forward in evaluation mode; the last one's outputs and the targets go to `judge`."""
         with self.step(shard, shard.index, shard.cost.forward_working_bytes) as step, torch.no_grad():
             values = {value: self._entered(step, value, None) for value in shard.takes}
+            before = self._buffer_versions(shard)
             self.program.run(self.model, values, shard.start, shard.stop, training=False)
+            self._note_buffers(shard, step, before)
             for value in shard.gives:
                 self.values.put(value, values[value], self.due("x/", step.position))
             if shard.index == len(self.plan.shards) - 1:
@@ -360,9 +394,38 @@ class ShardRunner:
     def _buffer_versions(self, shard: Shard) -> list[int]:
         return [self._buffers[entry.name]._version for entry in shard.buffers.fields]
 
-    def _note_buffers(self, shard: Shard, step: Step, before: list[int]) -> None:
-        if self._buffer_versions(shard) != before:
+    def _note_buffers(self, shard: Shard, step: Step, before: list[int]) -> bool:
+        """Note whether the forward has changed buffers, in place or by assigning others."""
+        rebound = self._rebound(shard)
+        with torch.no_grad():
+            for name, assigned in rebound.items():
+                if assigned.shape != self._buffers[name].shape:
+                    raise CandidateError(
+                        f"buffer {name!r} changes its shape to {tuple(assigned.shape)} in training",
+                        "give it its final shape, or use --strategy whole",
+                    )
+                self._buffers[name].copy_(assigned)
+        changed = bool(rebound) or self._buffer_versions(shard) != before
+        if changed:
             step.change(f"b/{shard.index}")
+        return changed
+
+    def _rebound(self, shard: Shard) -> dict[str, torch.Tensor]:
+        """Buffers for which a module has assigned other tensors; the module gets the one in the block back."""
+        found: dict[str, torch.Tensor] = {}
+        for entry in shard.buffers.fields:
+            path, _, name = entry.name.rpartition(".")
+            own = self.model.get_submodule(path)._buffers
+            if own[name] is not self._buffers[entry.name]:
+                assigned, own[name] = own[name], self._buffers[entry.name]
+                assert assigned is not None
+                found[entry.name] = assigned
+        return found
+
+
+def _earlier_buffers(shard: Shard) -> str:
+    """The block with a shard's buffers from before its forward, where that changed them and will run again."""
+    return f"a/{shard.index}/buffers"
 
 
 def _nothing(_tensor: torch.Tensor) -> None:

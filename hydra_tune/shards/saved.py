@@ -7,6 +7,7 @@ buffers and values that are blocks already are only referred to.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,11 @@ class Handle:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
+    @property
+    def place(self) -> int:
+        """Where it begins in its block, in bytes."""
+        return self.offset * self.dtype.itemsize
+
 
 class SavedTensors:
     """What the forward of one shard saves, for one batch."""
@@ -42,6 +48,8 @@ class SavedTensors:
         """In the backward: brings a block to the device and keeps it there until the step ends."""
         self._blocks: dict[int, tuple[torch.UntypedStorage, str]] = {}
         """While the forward runs: storages that are blocks. They are held, so that no address is used again."""
+        self._wanted: Counter[tuple[str, int]] = Counter()
+        """How often the backward will still ask for what lies in a block at an offset in bytes."""
 
     def refer_to(self, blocks: dict[str, torch.Tensor]) -> None:
         """Tensors in these blocks are referred to, not saved again."""
@@ -68,13 +76,22 @@ class SavedTensors:
             self.keys.append(key)
             self._blocks[storage._cdata] = (storage, key)
         key = self._blocks[storage._cdata][1]
-        return Handle(key, tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+        handle = Handle(key, tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+        self._wanted[key, handle.place] += 1
+        return handle
 
     def unpack(self, saved: Any) -> torch.Tensor:
         if not isinstance(saved, Handle):
             return saved  # type: ignore[no-any-return]
         assert self.hold is not None
+        self._wanted[saved.key, saved.place] -= 1
         return strided(self.hold(saved.key), saved.dtype, saved.offset, saved.shape, saved.stride)
+
+    def wants(self, key: str, start: int, stop: int) -> bool:
+        """Whether the backward still needs what lies in these bytes of a block."""
+        return any(
+            count > 0 and start <= place < stop for (block, place), count in self._wanted.items() if block == key
+        )
 
     def discard(self) -> None:
         """The backward is done."""

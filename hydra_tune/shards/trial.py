@@ -207,11 +207,23 @@ class ShardedTrial:
         return gradient
 
     def _let_go_of_gradients(self, step: Step, bundle: Bundle) -> None:
-        self.logbook.touched.difference_update(bundle.parameters)
+        waiting = self._wait_for_ever(bundle)
+        self.logbook.touched.difference_update(set(bundle.parameters) - waiting)
         for name in bundle.parameters:
             self._parameters[name].grad = None
-        if f"g/{bundle.name}" in step.held:
-            step.drop(f"g/{bundle.name}")
+        key = f"g/{bundle.name}"
+        if waiting:
+            for name, gradient in bundle.weights.views(step.hold(key)).items():
+                if name not in waiting:
+                    gradient.zero_()
+        elif key in step.held:
+            step.drop(key)
+
+    def _wait_for_ever(self, bundle: Bundle) -> set[str]:
+        """Parameters that the optimizer was not given: nobody zeroes their gradients, and clipping counts them."""
+        if self.candidate.clip_grad_norm is None:
+            return set()
+        return {n for n in bundle.parameters if n in self.logbook.touched and n not in self.kit.parts.group_of}
 
     def _finish_step(self) -> None:
         """After the last backward: the deferred steps, then the schedule."""
@@ -264,7 +276,7 @@ class ShardedTrial:
 
     def _on_gradient(self, name: str, parameter: nn.Parameter) -> None:
         """Autograd has finished a parameter's gradient: make its step at once, or leave it for later."""
-        if name in self._stepping:
+        if name in self._stepping and not self.runner.still_needed(name):
             self._step_parameter(name)
         else:
             self.logbook.touched.add(name)
