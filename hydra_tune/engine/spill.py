@@ -29,8 +29,17 @@ MOST_OPEN = 64
 """Files that stay open, of one trial."""
 
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 class SpillFull(HydraTuneError):
     """No place has room for a block."""
+
+    def __init__(self, size: int, places: Sequence[Path]) -> None:
+        super().__init__(
+            f"there is no room for {size} bytes in {' or '.join(str(place.parent) for place in places)}",
+            "make room there, or give another --spill directory; the study can be resumed",
+        )
 
 
 @dataclass(frozen=True)
@@ -87,17 +96,14 @@ class SpillFiles:
             try:
                 self._put(path, content)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno not in _NO_ROOM:
                     raise
                 path.unlink(missing_ok=True)
                 continue
             self._working[key] = Stored(place, slot, len(content), version)
             self.written_bytes += len(content)
             return
-        raise SpillFull(
-            f"there is no room for {len(content)} bytes in {' or '.join(str(p.parent) for p in self.places)}",
-            "make room there, or give another --spill directory; the study can be resumed",
-        )
+        raise SpillFull(len(content), self.places)
 
     def read(self, key: str, block: torch.Tensor) -> int:
         """Read a block's newest version; returns that version."""
@@ -138,8 +144,15 @@ class SpillFiles:
         blocks = {key: stored for key, stored in merged.items() if stored is not None}
         self.places[0].mkdir(parents=True, exist_ok=True)
         unfinished = self.places[0] / (_INDEX + ".tmp")
-        unfinished.write_text(json.dumps({"blocks": {k: asdict(s) for k, s in blocks.items()}, "notes": notes}))
-        os.replace(unfinished, self.places[0] / _INDEX)
+        index = json.dumps({"blocks": {k: asdict(s) for k, s in blocks.items()}, "notes": notes})
+        try:
+            unfinished.write_text(index)
+            os.replace(unfinished, self.places[0] / _INDEX)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            if error.errno not in _NO_ROOM:
+                raise
+            raise SpillFull(len(index), self.places[:1]) from error
         for key, stored in self._working.items():
             if stored is None:
                 self._forget(key)
