@@ -161,6 +161,7 @@ class DeviceMemory:
             if block is not None:
                 self._wait_for(block)
                 self._drop(block)
+            # After the wait: the transfer thread may have written the block to make room.
             files.delete(key)
 
     def flush(self, files: SpillFiles) -> None:
@@ -267,7 +268,9 @@ class DeviceMemory:
             self._write(last)
             if last.pins == 0 and not last.changed:
                 self._drop(last)
-        elif any(block.moving and block.buffer is not None for block in self._blocks.values()):
+        elif any(
+            block.moving and (block.buffer is not None or block.content is not None) for block in self._blocks.values()
+        ):
             self._news.wait()
         else:
             raise OutOfDeviceMemory(self._used + size + self._reserved, self.budget)
@@ -306,6 +309,8 @@ class DeviceMemory:
             self._news.notify_all()
 
     def _drop(self, block: _Block) -> None:
+        if self._blocks.get((id(block.files), block.key)) is not block:
+            return  # whoever waited for it finds that the other thread has evicted it
         del self._blocks[id(block.files), block.key]
         if block.buffer is not None:
             self._free.append(block.buffer)
