@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,6 +64,7 @@ class SpillFiles:
         self.written_bytes = 0
         self.read_bytes = 0
         self._descriptors: dict[str, int] = {}
+        weakref.finalize(self, _close_all, self._descriptors)
         self._opening = threading.Lock()
         self._committed: dict[str, Stored] = {}
         self._working: dict[str, Stored | None] = {}
@@ -98,7 +100,7 @@ class SpillFiles:
             except OSError as error:
                 if error.errno not in _NO_ROOM:
                     raise
-                path.unlink(missing_ok=True)
+                self._unlink(path)
                 continue
             self._working[key] = Stored(place, slot, len(content), version)
             self.written_bytes += len(content)
@@ -163,12 +165,15 @@ class SpillFiles:
         """Delete the files of a block."""
         for place in range(len(self.places)):
             for slot in (0, 1):
-                path = self._path(place, key, slot)
-                with self._opening:
-                    descriptor = self._descriptors.pop(str(path), None)
-                if descriptor is not None:
-                    os.close(descriptor)
-                path.unlink(missing_ok=True)
+                self._unlink(self._path(place, key, slot))
+
+    def _unlink(self, path: Path) -> None:
+        """Delete a file for good: one that is open would keep its room."""
+        with self._opening:
+            descriptor = self._descriptors.pop(str(path), None)
+            if descriptor is not None:
+                os.close(descriptor)
+        path.unlink(missing_ok=True)
 
     @property
     def committed(self) -> Mapping[str, Stored]:
@@ -211,11 +216,15 @@ class SpillFiles:
     def close(self) -> None:
         """Close the files; they stay."""
         with self._opening:
-            while self._descriptors:
-                os.close(self._descriptors.popitem()[1])
+            _close_all(self._descriptors)
 
     def _path(self, place: int, key: str, slot: int) -> Path:
         return self.places[place] / f"{key.replace('/', '-')}.{slot}"
+
+
+def _close_all(descriptors: dict[str, int]) -> None:
+    while descriptors:
+        os.close(descriptors.popitem()[1])
 
 
 def _has_room(place: Path) -> bool:

@@ -14,6 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+ALIGNED = 64
+"""Bytes: where tensors share a block, each starts at a multiple; vector instructions want it, and so does every dtype."""
+
+
+def aligned(size: int) -> int:
+    """What a tensor of `size` bytes takes in a block."""
+    return -(-size // ALIGNED) * ALIGNED
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeCost:
     """One node of a captured model, in execution order, as the pilot batch measured it."""

@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hydra_tune.engine.memory import TensorBytes
 from hydra_tune.graph.capture import Captured, Node, untouched
-from hydra_tune.graph.costs import NodeCost, as_json, from_json
+from hydra_tune.graph.costs import NodeCost, aligned, as_json, from_json
 
-FORMAT = 2
+FORMAT = 3
 StateLayout = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]]
 PilotOptimizer = Callable[[str, nn.Parameter], torch.optim.Optimizer | None]
 """Makes the optimizer of one parameter, given its name; None for one that is not trained."""
@@ -61,8 +61,8 @@ def profile(
             timed = pilot.run(inputs, counting=False)
         pilot.prepare_others()
     owners = _owners(captured.nodes)
-    sizes = {name: parameter.numel() * parameter.element_size() for name, parameter in model.named_parameters()}
-    buffers = {name: buffer.numel() * buffer.element_size() for name, buffer in model.named_buffers()}
+    sizes = {name: aligned(p.numel() * p.element_size()) for name, p in model.named_parameters()}
+    buffers = {name: aligned(b.numel() * b.element_size()) for name, b in model.named_buffers()}
     tied = {name for index, node in enumerate(captured.nodes) for name in node.parameters if owners[name] != index}
     nodes = []
     for index, node in enumerate(captured.nodes):
@@ -116,7 +116,7 @@ def _buffers_shared_after(nodes: Sequence[Node], index: int) -> bool:
 
 
 def _state_bytes(state: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int:
-    return sum(dtype.itemsize * torch.Size(shape).numel() for dtype, shape in state.values())
+    return sum(aligned(dtype.itemsize * torch.Size(shape).numel()) for dtype, shape in state.values())
 
 
 def _bytes_of(tree: Any) -> int:

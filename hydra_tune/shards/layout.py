@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-ALIGNED = 64
-"""Bytes: vector instructions want it, and so does every dtype."""
+from hydra_tune.graph.costs import aligned
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Layout:
         for name, dtype, shape in tensors:
             size = dtype.itemsize * torch.Size(shape).numel()
             fields.append(Field(name, dtype, tuple(shape), end, size))
-            end += -(-size // ALIGNED) * ALIGNED
+            end += aligned(size)
         return cls(tuple(fields), end)
 
     def views(self, block: torch.Tensor) -> dict[str, torch.Tensor]:

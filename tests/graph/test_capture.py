@@ -66,7 +66,7 @@ def equals_the_model(captured: Captured, model: nn.Module, *batches: Any) -> Non
 
 
 def captured_exactly(model: nn.Module, pilot: Any, *more: Any) -> Captured:
-    captured = capture(model, pilot, *more[:1])
+    captured = capture(model, pilot, [pilot, *more[:1]])
     equals_the_model(captured, model, pilot, *more)
     nodes = captured.nodes
     assert [node.stop for node in nodes[:-1]] == [node.start for node in nodes[1:]]
@@ -401,7 +401,7 @@ def test_a_batch_size_that_is_written_into_the_recording_is_noticed_by_the_small
     captured = captured_exactly(Bakes(), rows(5), rows(3))
     assert len(captured.nodes) == 1
     assert captured.whole_because
-    unrolled = capture(Bakes(), rows(5))
+    unrolled = capture(Bakes(), rows(5), [rows(5)])
     assert len(unrolled.nodes) == 6, "where all batches have one size it may be written down"
 
 
@@ -467,7 +467,7 @@ class Rotary(nn.Module):
 
 def test_a_module_that_keeps_something_for_its_next_call_is_called_as_a_whole_and_is_left_as_it_was() -> None:
     model = nn.Sequential(nn.Linear(6, 6), Rotary(), nn.Linear(6, 2))
-    captured = capture(model, rows(), rows(3))
+    captured = capture(model, rows(), [rows(), rows(3)])
     assert vars(model[1])["table"] is None
     assert model[1].calls == model[1].seen == 0
     equals_the_model(captured, model, rows(), rows(3))
@@ -491,7 +491,7 @@ def test_capture_leaves_buffers_random_streams_modes_and_gradients_alone() -> No
     modes = {name: module.training for name, module in model.named_modules()}
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
     state = torch.get_rng_state()
-    capture(model, rows(), rows(3))
+    capture(model, rows(), [rows(), rows(3)])
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert {name: module.training for name, module in model.named_modules()} == modes

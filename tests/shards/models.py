@@ -268,6 +268,7 @@ def finish_in_shards(sharded: Sharded, *, anew: bool = False, seconds: float = 1
     while trial.logbook.epoch < trial.candidate.epochs:
         while not trial.train_for(seconds).epoch_done:
             assert sharded.memory.peak <= sharded.memory.budget
+            trial.commit()
             if anew:
                 trial.close()
                 trial = sharded.worker()

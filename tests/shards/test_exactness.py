@@ -305,6 +305,7 @@ def test_a_checkpoint_goes_on_in_either_form(kind: str, accumulate: int, tmp_pat
         trial.end_epoch()
         trial.keep_weights()
         trial.train_for(0.0)
+        trial.commit()
         state = sharded.state()
     last = start(build())
     last.restore(state)
@@ -320,6 +321,7 @@ def test_a_trial_is_cut_anew_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
         for share in (0.3, 0.0, 0.5):
             trial = sharded.worker()
             trial.train_for(0.0)
+            trial.commit()
             trial.close()
             budget = int(sharded.memory.budget * (0.4 + share / 2)) if share else 0
             sharded.cut_again(budget or sharded.least, EVERY if share == 0.5 else None)
