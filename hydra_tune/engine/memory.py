@@ -43,9 +43,13 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        given: set[int] | None = None
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                self._count(leaf)
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+                # What an operation changes in place, or is given and views, is not new.
+                given = _storages((args, kwargs)) if given is None else given
+                if leaf.untyped_storage()._cdata not in given:
+                    self._count(leaf)
         return out
 
     def _count(self, tensor: torch.Tensor) -> None:
@@ -65,3 +69,8 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _freed(self, key: int, size: int) -> None:
         self._seen.discard(key)
         self.live -= size
+
+
+def _storages(tree: Any) -> set[int]:
+    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
+    return {tensor.untyped_storage()._cdata for tensor in tensors}

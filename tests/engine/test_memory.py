@@ -34,6 +34,16 @@ def test_what_was_there_before_counts_once() -> None:
     assert count.peak == 440
 
 
+def test_what_is_changed_in_place_or_viewed_is_not_new() -> None:
+    outside = torch.zeros(1000)
+    with TensorBytes() as count:
+        outside.add_(1).view(10, 100).mul_(2)
+        assert count.peak == 0
+        kept = outside + 1
+        assert count.peak == 4000
+    assert kept.numel() == 1000
+
+
 def test_adam_takes_four_times_the_parameters_after_its_first_step() -> None:
     model = nn.Linear(300, 300, bias=False)
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
