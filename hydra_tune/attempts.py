@@ -12,6 +12,7 @@ from hydra_tune.checkpoint import Checkpoints
 from hydra_tune.deadlines import Deadlines
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.remaining import Survival, expected_remaining
+from hydra_tune.engine.spill import SpillFull
 from hydra_tune.engine.unit import Failure, Role, Unit, UnitFailed, UnitHung, UnitResult
 from hydra_tune.errors import CandidateError, SpecError, WorkerLost, nearest
 from hydra_tune.files import StudyFiles
@@ -157,7 +158,7 @@ class TrialRunner:
         except CandidateError as error:
             return Outcome(Status.FAILED, error=str(error))
         except UnitFailed as error:
-            if error.failure.ours and error.failure.kind == NoRoom.__name__:
+            if error.failure.ours and error.failure.kind in (NoRoom.__name__, SpillFull.__name__):
                 raise NoRoom(error.failure.message) from error
             return outcome_of(error.failure)
         except UnitHung as error:
