@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -62,8 +63,9 @@ def examine(training: Training, profiles: Path) -> Prospect:
     def key_of(captured: Captured) -> str:
         shapes = _shapes(captured.program.bind(inputs)), _shapes([targets])
         return profile_key(
-            _architecture(model, captured), shapes, _optimizer_facts(parts), tuple(candidate.split_points)
-        )
+            _architecture(model, captured), shapes, _optimizer_facts(parts), _name_of(candidate.loss),
+            tuple(candidate.split_points),
+        )  # fmt: skip
 
     captured = capture(model, pilot, batches=())
     found = load_profile(profiles, key_of(captured))
@@ -145,6 +147,16 @@ def _architecture(model: nn.Module, captured: Captured) -> Any:
 def _shapes(tree: Any) -> Any:
     leaves = tree_leaves(tree)
     return [(tuple(t.shape), str(t.dtype)) if isinstance(t, torch.Tensor) else repr(t) for t in leaves]
+
+
+def _name_of(loss: Any) -> str:
+    """A loss by its name, which is the same in every process."""
+    if isinstance(loss, functools.partial):
+        return _name_of(loss.func)
+    if isinstance(loss, nn.Module):
+        return repr(loss)
+    named = loss if hasattr(loss, "__qualname__") else type(loss)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _optimizer_facts(parts: OptimizerParts) -> Any:
