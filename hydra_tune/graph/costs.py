@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-
 ALIGNED = 64
 """Bytes: where tensors share a block, each starts at a multiple; vector instructions want it, and so does every dtype."""
 
