@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from torch.utils.data import TensorDataset
 
 import hydra_tune as ht
 from benchmarks.report import arguments, finish, interleaved, ratios, spread
+from hydra_tune.engine.process import MEMORY_SETTINGS
 
 WIDTH, LAYERS, BATCH, BATCHES, TRIALS = 1024, 32, 512, 8, 4
 STATE = LAYERS * WIDTH * (WIDTH + 1) * 12
@@ -123,10 +125,7 @@ def model_parallel() -> float:
 
 
 def _worker_environment() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**30),
-            "MALLOC_TRIM_THRESHOLD_": str(2**28)}  # fmt: skip
+    return {**os.environ, **MEMORY_SETTINGS, "OMP_NUM_THREADS": "1"}
 
 
 def one_trial_at_a_time() -> None:

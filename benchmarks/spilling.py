@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.report import arguments, finish, interleaved, ratios, spread
+from hydra_tune.engine.process import MEMORY_SETTINGS
 
 WIDTH, LAYERS, BATCH, BATCHES = 1024, 40, 512, 4
 STATE = LAYERS * WIDTH * (WIDTH + 1) * 12
@@ -76,8 +77,7 @@ def _warm_then_time(train: object, end_epoch: object) -> None:
 
 def seconds(place: str, budget: int, double_buffering: bool = True) -> float:
     """In a process of its own, with the memory settings of a worker."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**30),
-                   "MALLOC_TRIM_THRESHOLD_": str(2**28)}  # fmt: skip
+    environment = {**os.environ, **MEMORY_SETTINGS, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.spilling", "--run", place, str(budget), str(int(double_buffering))]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return float(done.stdout.split()[-1])

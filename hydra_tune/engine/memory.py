@@ -6,7 +6,6 @@ for each operation: strategies use it for one pilot batch, as every batch of tha
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -14,20 +13,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-_M_MMAP_THRESHOLD = -3
-_GIVEN_BACK = 1 << 20
-
-
-def give_back_freed_memory() -> None:
-    """Let what this process frees go back to the system at once, from a MiB on; only glibc has to be told.
-
-    glibc keeps freed blocks of up to 32 MiB for itself, in each thread's heap. A worker whose blocks come and go would
-    hold several times its device's budget.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _GIVEN_BACK)
 
 
 class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

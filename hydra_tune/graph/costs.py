@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ALIGNED = 64
-"""Bytes: where tensors share a block, each starts at a multiple; vector instructions want it, and so does every dtype."""
+"""Bytes: tensors in a block start at multiples of it, which vector instructions want and any dtype bears."""
 
 
 def aligned(size: int) -> int:

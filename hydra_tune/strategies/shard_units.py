@@ -11,7 +11,6 @@ import torch
 
 from hydra_tune.builds import Prepared, pack_here
 from hydra_tune.engine.device_memory import DeviceMemory
-from hydra_tune.engine.memory import give_back_freed_memory
 from hydra_tune.engine.spill import SpillFiles
 from hydra_tune.engine.transfer import unpack
 from hydra_tune.engine.unit import TrialEnded
@@ -255,8 +254,6 @@ def _memory(context: WorkerContext, spilled: Spilled) -> DeviceMemory:
     """The device's memory, which all trials of this worker share."""
     memory: DeviceMemory | None = context.cache.get("memory")
     if memory is None:
-        if context.device.type == "cpu":
-            give_back_freed_memory()
         memory = DeviceMemory(context.setup.memory, context.device, prefetch=spilled.double_buffering)
         context.cache["memory"] = memory
     return memory

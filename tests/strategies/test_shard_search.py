@@ -74,7 +74,7 @@ def test_a_model_larger_than_its_device_equals_the_plain_loop() -> None:
     equals_the_plain_loop(result, build)
     shown = json.loads(run("show", "w", "0", "--json", folder=Path.cwd()).stdout)
     assert shown["strategy"] == "shard"
-    assert shown["shards"] > 2
+    assert shown["shards"] > 1
     assert shown["spill_written_bytes"] > 2**20
     assert shown["spill_read_bytes"] > 2**20
     assert 0 < shown["peak_device_bytes"] <= 2**20
