@@ -223,7 +223,8 @@ class small_place:
         return self.place
 
     def __exit__(self, *_error: object) -> None:
-        subprocess.run(["umount", str(self.place)], check=True)
+        # Lazily: a file that is still open must not keep it.
+        subprocess.run(["umount", "-l", str(self.place)], check=True)
 
 
 LIMITED = """
