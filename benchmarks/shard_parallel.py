@@ -30,7 +30,7 @@ import hydra_tune as ht
 from benchmarks.report import arguments, finish, interleaved, ratios, spread
 from hydra_tune.engine.process import MEMORY_SETTINGS
 
-WIDTH, LAYERS, BATCH, BATCHES, TRIALS = 1024, 32, 512, 8, 4
+WIDTH, LAYERS, BATCH, BATCHES, TRIALS = 1024, 32, 512, 12, 4
 STATE = LAYERS * WIDTH * (WIDTH + 1) * 12
 """Bytes of float32 weights and Adam's two moments."""
 BUDGET = STATE // 4

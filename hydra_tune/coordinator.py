@@ -150,6 +150,7 @@ class Search:
             expect=at_once,
             policy=POLICIES[self._strategy.policy],
             slots=1 if self._strategy.builds_apart else SLOTS,
+            warm=self._strategy.builds_apart,
         )
         thread = StudyThread(lambda: OwnedStudy(self.settings, self.space, self.source))
         with Signals(self._interrupt, self.display.restore_terminal):

@@ -118,11 +118,12 @@ class Engine:
         overflow: Sequence[str] = (),
         policy: Policy = POLICIES["fair"],
         slots: int = SLOTS,
+        warm: bool = False,
     ) -> None:
         """`expect` is how many units are likely to be ready at once: so many workers start now, others when needed.
 
         With `slots=1` a worker gets its next unit only when it is idle: a policy that would rather stay with a trial
-        can then wait for that trial's next unit.
+        can then wait for that trial's next unit. `warm` workers get ready for training before their first unit comes.
         """
         self.devices = tuple(devices)
         self.observer = observer
@@ -133,6 +134,7 @@ class Engine:
         self._waiting: dict[Hashable, _Job] = {}
         self._ready = ReadyUnits(policy)
         self._slots = slots
+        self._warm = warm
         self.overflow = tuple(overflow)
         self._home: dict[str, int] = {}
         """The worker that ran an attempt's last unit."""
@@ -199,7 +201,7 @@ class Engine:
         setup = messages.Setup(
             worker=id, device=device.name, torch_device=device.torch_device, memory=device.memory,
             threads=device.threads, directory=self.directory, overflow=self.overflow, sys_path=self.python_path,
-            cwd=os.getcwd(),
+            cwd=os.getcwd(), warm=self._warm,
         )  # fmt: skip
         process = WorkerProcess(
             setup,

@@ -24,6 +24,8 @@ class Setup:
     """Where spilled state goes when that directory is full."""
     sys_path: tuple[str, ...]
     cwd: str
+    warm: bool = False
+    """Whether there is time to import what optimizers want before the first unit comes."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import itertools
 import os
 import queue
@@ -200,6 +201,9 @@ def main(fd: int) -> None:
     worker = Worker(channel, context)
     threading.Thread(target=worker.read_messages, name="hydra-messages", daemon=True).start()
     context.send(Ready(os.getpid()))
+    if setup.warm:
+        # The first optimizer of a process imports this, for more than a second.
+        importlib.import_module("torch._dynamo")
     worker.run_units()
 
 
