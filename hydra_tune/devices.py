@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hydra_tune.errors import SpecError, quoted
 
 CPU_SHARE_OF_RAM = 0.8
+ACCELERATOR_SHARE = 0.9
 MOST_AUTOMATIC_CPU_DEVICES = 8
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
@@ -88,7 +89,10 @@ def _on_accelerators(names: list[str], memory: int | None) -> tuple[Device, ...]
     from hydra_tune.engine import accelerator
 
     threads = max(1, cores() // len(names))
-    return tuple(Device(n, n, memory or accelerator.free_bytes(torch.device(n)), threads) for n in names)
+    # Not all that is free: the driver's context and the kernels' workspaces come on top of what tensors take.
+    return tuple(
+        Device(n, n, memory or int(ACCELERATOR_SHARE * accelerator.free_bytes(torch.device(n))), threads) for n in names
+    )
 
 
 def _accelerators() -> list[str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 
@@ -36,15 +37,28 @@ def run_in_event_loop(search: Interruptible) -> None:
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
             done.set_exception(error)
 
-    threading.Thread(target=run, name="hydra-search").start()
-    while True:
+    with _notebook_interrupts(search):
+        threading.Thread(target=run, name="hydra-search").start()
         try:
             return done.result()
-        except KeyboardInterrupt:
-            # The notebook's own interrupt: the search stops as it would for Ctrl-C, and is waited for.
-            search.interrupt_from_outside()
         except asyncio.CancelledError:
             return None  # the second interrupt
+
+
+@contextmanager
+def _notebook_interrupts(search: Interruptible) -> Iterator[None]:
+    """The notebook's own interrupt stops the search as Ctrl-C would, and does not break off the wait for it.
+
+    A KeyboardInterrupt caught and acted on would leave a moment in which the next one escapes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: search.interrupt_from_outside())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Signals:

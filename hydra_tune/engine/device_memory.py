@@ -22,7 +22,6 @@ from hydra_tune.devices import format_bytes
 from hydra_tune.engine import accelerator
 from hydra_tune.engine.spill import SpillFiles
 from hydra_tune.engine.unit import TrialEnded
-from hydra_tune.errors import HydraTuneError
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +70,8 @@ class DeviceMemory:
         """The trial whose steps run now: other trials' blocks are due later than all of its own."""
         self._blocks: dict[tuple[int, str], _Block] = {}
         self._free: list[torch.Tensor] = []
+        self._addresses: set[int] = set()
+        """Where the contents of blocks and the free buffers begin."""
         self._used = 0
         """Bytes of blocks and of free buffers."""
         self._reserved = 0
@@ -135,8 +136,13 @@ class DeviceMemory:
         """Take the bytes of a tensor that the step has made as a block: it can be spilled from now on."""
         with self._lock:
             self._make_room(content.numel())
+            if content.data_ptr() in self._addresses:
+                # Autograd hands one tensor to several that want it; each block is its own to change and to reuse.
+                content = content.clone()
             self._blocks[id(files), key] = _Block(files, key, content.numel(), due, content=content, changed=True)
             self._used += content.numel()
+            if content.numel():
+                self._addresses.add(content.data_ptr())
             self._note_peak()
 
     def release(self, files: SpillFiles, key: str, due: float, *, changed_at: int | None = None) -> None:
@@ -179,6 +185,8 @@ class DeviceMemory:
                 stored = files.find(block.key)
                 if not outdated_only or stored is None or stored.version != block.version or block.changed:
                     self._drop(block)
+            if not outdated_only and self.running is files:
+                self.running = None  # what is still to be brought in for it is not wanted any more
             self._free_all()
 
     def _of(self, files: SpillFiles) -> list[_Block]:
@@ -200,7 +208,7 @@ class DeviceMemory:
                     try:
                         block = self._place_for(files, key, due)
                         self._read(block)
-                    except (OutOfDeviceMemory, HydraTuneError, OSError) as error:
+                    except Exception as error:  # noqa: BLE001 - this thread serves all trials of the worker
                         # The step that needs the block reads it itself, and fails where there is a reason to.
                         logger.debug("block %s is not brought in: %s", key, error)
                         break
@@ -248,6 +256,7 @@ class DeviceMemory:
                 return
             if self._used + block.size + self._reserved <= self.budget:
                 block.buffer = torch.empty(block.size, dtype=torch.uint8, device=self.device)
+                self._addresses.add(block.buffer.data_ptr())
                 self._used += block.size
                 self._note_peak()
                 return
@@ -260,7 +269,7 @@ class DeviceMemory:
     def _give_up_something(self, size: int) -> None:
         """Free the buffer that waits longest, else evict the block that is due last, else wait for one on its way."""
         if self._free:
-            self._used -= self._free.pop(0).numel()
+            self._let_go(self._free.pop(0))
             return
         idle = [block for block in self._blocks.values() if block.pins == 0 and not block.moving]
         if idle:
@@ -315,13 +324,17 @@ class DeviceMemory:
         if block.buffer is not None:
             self._free.append(block.buffer)
         elif block.content is not None:
-            self._used -= block.size
+            self._let_go(block.content)
         block.content = block.buffer = None
         self._news.notify_all()
 
     def _free_all(self) -> None:
-        self._used -= sum(buffer.numel() for buffer in self._free)
-        self._free.clear()
+        while self._free:
+            self._let_go(self._free.pop())
+
+    def _let_go(self, memory: torch.Tensor) -> None:
+        self._used -= memory.numel()
+        self._addresses.discard(memory.data_ptr())
 
     def _wait_for(self, block: _Block) -> None:
         while block.moving:

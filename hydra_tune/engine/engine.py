@@ -335,6 +335,8 @@ class Engine:
                 worker.jobs[id].started = True
                 self._set_alarm(worker, worker.jobs[id])
                 self.observer.unit_started(worker.jobs[id].unit, worker.device.name)
+            case messages.Alive(unit=id) if id in worker.jobs and not worker.jobs[id].hung:
+                self._set_alarm(worker, worker.jobs[id])
             case messages.Call():
                 self._on_call(worker, message)
             case messages.Done() if message.unit in worker.jobs:

@@ -76,6 +76,13 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Alive:
+    """A unit that takes long is getting on."""
+
+    unit: int
+
+
+@dataclass(frozen=True)
 class Call:
     """User code in unit `unit` asks the coordinator something; `call` is None where no answer is awaited."""
 

@@ -113,7 +113,7 @@ class SpillFiles:
         assert stored is not None, key
         assert stored.size == block.numel(), key
         content = memoryview(block.numpy())  # type: ignore[arg-type]
-        descriptor = self._open(self._path(stored.place, key, stored.slot))
+        descriptor = self._open(self._path(stored.place, key, stored.slot), make=False)
         done = 0
         while done < stored.size:
             count = os.preadv(descriptor, [content[done:]], done)
@@ -199,14 +199,15 @@ class SpillFiles:
         while done < len(content):
             done += os.pwrite(descriptor, content[done:], done)
 
-    def _open(self, path: Path) -> int:
-        """A descriptor of the file, which is made if need be; the last ones used stay open."""
+    def _open(self, path: Path, *, make: bool = True) -> int:
+        """A descriptor of the file; the last ones used stay open."""
         with self._opening:
             name = str(path)
             descriptor = self._descriptors.pop(name, None)
             if descriptor is None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+                if make:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0), 0o600)
             self._descriptors[name] = descriptor
             if len(self._descriptors) > MOST_OPEN:
                 # Two threads use one each: what was used longest ago is in nobody's hands.

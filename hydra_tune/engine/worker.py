@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra_tune.engine.channel import Channel, Closed
 from hydra_tune.engine.messages import (
+    Alive,
     Call,
     Done,
     Drop,
@@ -64,12 +65,19 @@ class WorkerContext:
         self.unit = -1
         self.cache: dict[Any, Any] = {}
         """What all trials of this worker share, such as data sets."""
+        self._said_alive = 0.0
         self._channel = channel
         self._calls = itertools.count()
         self._replies: dict[int, queue.SimpleQueue[Reply]] = {}
 
     def send(self, message: object) -> None:
         self._channel.send(message)
+
+    def alive(self) -> None:
+        """Say that the unit which runs is getting on; at most once a second."""
+        if time.monotonic() - self._said_alive > 1.0:
+            self._said_alive = time.monotonic()
+            self.send(Alive(self.unit))
 
     def tell(self, unit: int, name: str, *args: Any) -> None:
         """Say something to the coordinator on behalf of a unit, without waiting."""

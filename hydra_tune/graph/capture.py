@@ -20,7 +20,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_flatten
 
 from hydra_tune.batches import call_model
-from hydra_tune.graph.program import Attribute, Op, Program, Ref, attribute, leaves
+from hydra_tune.graph.program import Attribute, Op, Program, Ref, attribute, leaves, program_inputs, shapes_of
 from hydra_tune.graph.tracer import Tracer, attributes_of, restore_attributes
 from hydra_tune.seeds import RandomState
 
@@ -93,6 +93,7 @@ def _argument_names(model: nn.Module, inputs: Any) -> list[str]:
 def _record_both(model: nn.Module, names: list[str], pilot: Any, opaque: set[str]) -> tuple[Program | None, str, str]:
     """The program; else why there is none, and the module that is to be called as a whole for the next try."""
     found: list[tuple[tuple[Op, ...], Any]] = []
+    fixed = False
     for training in (True, False):
         with untouched(model), _in_mode(model, training):
             tracer = Tracer(opaque)
@@ -100,13 +101,15 @@ def _record_both(model: nn.Module, names: list[str], pilot: Any, opaque: set[str
                 found.append(_translate(tracer.record(model, *_arguments(model, names, pilot)), names))
             except Exception as error:  # noqa: BLE001 - user code may raise anything when it is recorded
                 return None, f"{type(error).__name__}: {error}", tracer.failed_in
+            fixed |= tracer.depends_on_shapes
     (ops, output), (evaluation, other) = found
     unlike = _first_unlike(ops, evaluation)
     if unlike is not None or output != other:
         return None, "it does not take the same path in training and in evaluation", _next_to_close(model, opaque)
     if any(isinstance(leaf, Attribute) for leaf in leaves(output)):
         return None, "it returns one of its own parameters or buffers", ""
-    return Program(tuple(names), ops, evaluation, output), "", ""
+    shapes = shapes_of(program_inputs(pilot)) if fixed else None
+    return Program(tuple(names), ops, evaluation, output, shapes=shapes), "", ""
 
 
 def _arguments(model: nn.Module, names: list[str], pilot: Any) -> tuple[dict[str, Any], dict[str, Any]]:

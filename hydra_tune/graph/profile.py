@@ -27,7 +27,7 @@ from hydra_tune.engine.memory import TensorBytes
 from hydra_tune.graph.capture import Captured, Node, untouched
 from hydra_tune.graph.costs import NodeCost, aligned, as_json, from_json
 
-FORMAT = 3
+FORMAT = 4
 StateLayout = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]]
 PilotOptimizer = Callable[[str, nn.Parameter], torch.optim.Optimizer | None]
 """Makes the optimizer of one parameter, given its name; None for one that is not trained."""
@@ -79,7 +79,8 @@ def profile(
                 activation_bytes=count.activation_bytes, forward_peak_bytes=count.forward_peak_bytes,
                 backward_peak_bytes=count.backward_peak_bytes, boundary_bytes=count.boundary_bytes,
                 saved_input_bytes=count.saved_input_bytes,
-                cut_allowed=pilot.cut_allowed_after(index) and not _buffers_shared_after(captured.nodes, index),
+                cut_allowed=pilot.cut_allowed_after(index)
+                and not _buffers_shared_after(captured.nodes, index, pilot.changed_buffers),
                 preferred=any(node.name == point or node.name.startswith(point + ".") for point in preferred),
                 tied={name: sizes[name] for name in node.parameters if owners[name] != index},
                 shared={name: sizes[name] for name in own if name in tied},
@@ -109,9 +110,9 @@ def _owners(nodes: Sequence[Node]) -> dict[str, int]:
     return owners
 
 
-def _buffers_shared_after(nodes: Sequence[Node], index: int) -> bool:
-    """Whether a buffer is used on both sides of the cut after a node: two shards would each have their own."""
-    before = {name for node in nodes[: index + 1] for name in node.buffers}
+def _buffers_shared_after(nodes: Sequence[Node], index: int, changed: set[str]) -> bool:
+    """Whether a buffer that changes is used on both sides of the cut after a node: each shard would have its own."""
+    before = {name for node in nodes[: index + 1] for name in node.buffers} & changed
     return any(name in before for node in nodes[index + 1 :] for name in node.buffers)
 
 
@@ -149,6 +150,8 @@ class _Pilot:
         self.state: StateLayout = {}
         self.mutated_in: dict[int, int] = {}
         """The first node that changes a value in place, for values that an earlier node made."""
+        self.changed_buffers: set[str] = set()
+        """Buffers that the forward changes, or puts another tensor in the place of."""
         self._crossing: dict[int, _Crossing] = {}
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
 
@@ -156,10 +159,14 @@ class _Pilot:
         measured = []
         values: dict[int, Any] = dict(enumerate(inputs))
         saved = _SavedBytes([*self.model.parameters(), *self.model.buffers(), *_tensors(inputs)])
+        before = {name: (buffer, buffer._version) for name, buffer in self.model.named_buffers()}
         for index, node in enumerate(self.captured.nodes):
             last = index == len(self.captured.nodes) - 1
             facts, values = self._run_node(index, node, values, saved, last=last, counting=counting)
             measured.append(facts)
+        for name, buffer in self.model.named_buffers():
+            if name not in before or before[name][0] is not buffer or before[name][1] != buffer._version:
+                self.changed_buffers.add(name)
         return measured
 
     def _run_node(

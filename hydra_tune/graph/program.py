@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from hydra_tune.errors import CandidateError, nearest
 
@@ -66,6 +68,17 @@ class Program:
     """The model's output: a tree with `Ref`s in it."""
     mutated: frozenset[int] = frozenset()
     """Values that a later operation changes in place: a shard that takes one works on a copy."""
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    """Where sizes of the inputs became constants: the sizes of their tensors, but for the rows."""
+
+    def check(self, inputs: Sequence[Any]) -> None:
+        """Refuse inputs for which the recording may not hold."""
+        if self.shapes is not None and shapes_of(inputs) != self.shapes:
+            raise CandidateError(
+                f"a batch has inputs of sizes {shapes_of(inputs)} instead of {self.shapes}, and the model's forward "
+                "decides by sizes",
+                "give batches of one size, or use --strategy whole",
+            )
 
     def __len__(self) -> int:
         return len(self.training)
@@ -117,6 +130,18 @@ class Program:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+
+def program_inputs(inputs: Any) -> list[Any]:
+    """A batch's inputs as a list, in any order that is always the same."""
+    if isinstance(inputs, Mapping):
+        return [inputs[name] for name in sorted(inputs)]
+    return list(inputs) if isinstance(inputs, tuple | list) else [inputs]
+
+
+def shapes_of(inputs: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """The sizes of all tensors among the inputs, but for their first dimension, the rows."""
+    return tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(list(inputs)) if isinstance(leaf, torch.Tensor))
 
 
 def fill(tree: Any, values: Mapping[int, Any], model: nn.Module | None) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 # Functions that make a tensor of nothing: torch.fx sees a function only through a tensor among its arguments.
 _FACTORIES = ("arange", "ones", "zeros", "full", "empty", "eye", "tensor", "linspace", "rand", "randn", "randint",
@@ -38,6 +39,7 @@ class _Record(fx.Proxy):
         value = self._value
         if isinstance(value, torch.Tensor):
             raise NotTraceable(f"{what} of a tensor's contents")
+        self.tracer.depends_on_shapes = True  # type: ignore[attr-defined]
         return value
 
     def __bool__(self) -> bool:
@@ -53,6 +55,7 @@ class _Record(fx.Proxy):
         return float(self._plain("float()"))
 
     def __len__(self) -> int:
+        self.tracer.depends_on_shapes |= isinstance(self._value, torch.Tensor)  # type: ignore[attr-defined]
         return len(self._value)
 
     def __iter__(self) -> Iterator[Any]:
@@ -74,13 +77,15 @@ class Tracer(fx.Tracer):
         self.within: list[str] = []
         """The modules whose forward is being recorded, outermost first."""
         self.failed_in = ""
+        self.depends_on_shapes = False
+        """Whether a size became a constant of the recording: for inputs of other sizes it would be another one."""
         self._executing = 0
 
     def record(self, model: nn.Module, inputs: dict[str, Any], defaults: dict[str, Any]) -> fx.Graph:
         """The graph of `model(**inputs)`; arguments that a batch does not give keep their defaults."""
         self._inputs = inputs | defaults
         before = attributes_of(model)
-        with _recording_factories(self), torch.no_grad():
+        with _recording_factories(self), _refusing_custom_gradients(), torch.enable_grad():
             graph = self.trace(model, concrete_args=defaults or None)
         for name, changed in changed_attributes(model, before):
             if not self._is_closed(model, name):
@@ -116,14 +121,18 @@ class Tracer(fx.Tracer):
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
-            self.failed_in = self.failed_in or name
+            if not self.is_leaf_module(m, name):  # else the one that calls it is to blame
+                self.failed_in = self.failed_in or name
             raise
         finally:
             self.within.pop()
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any) -> fx.Node:
+        if not torch.is_grad_enabled():
+            raise NotTraceable("a part of it runs without gradients")
         node = super().create_node(kind, target, args, kwargs, *rest, **named)
-        node.meta["value"] = self._run(kind, target, args, kwargs)
+        with torch.no_grad():
+            node.meta["value"] = self._run(kind, target, args, kwargs)
         return node
 
     def _run(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
@@ -201,6 +210,23 @@ def restore_attributes(model: nn.Module, before: Attributes) -> None:
 
 def _dictionaries(module: nn.Module) -> list[dict[str, Any]]:
     return [vars(module), module._parameters, module._buffers]
+
+
+@contextmanager
+def _refusing_custom_gradients() -> Iterator[None]:
+    """A function with a backward of its own would be recorded by its forward alone."""
+    original = vars(torch.autograd.Function)["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves((args, kwargs))):
+            raise NotTraceable(f"{cls.__name__} has a backward of its own")
+        return original.__func__(cls, *args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = original  # type: ignore[method-assign]
 
 
 @contextmanager

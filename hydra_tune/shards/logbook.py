@@ -16,6 +16,8 @@ from safetensors.torch import load, save
 from hydra_tune.shards.optimizers import Options
 from hydra_tune.state_tree import decode, encode
 
+_CPU = torch.device("cpu")
+
 
 @dataclass
 class Logbook:
@@ -54,12 +56,13 @@ class Logbook:
 def plain_scalar(value: Any) -> Any:
     """What an optimizer keeps for a parameter, as plain data; a tensor of one number with its dtype."""
     if isinstance(value, torch.Tensor):
-        return ("tensor", str(value.dtype).removeprefix("torch."), value.item())
+        return ("tensor", str(value.dtype).removeprefix("torch."), value.item(), value.device.type != "cpu")
     return value.item() if isinstance(value, np.generic) else value
 
 
-def as_scalar(stored: Any) -> Any:
-    """What `plain_scalar` made plain, as the optimizer keeps it."""
-    if isinstance(stored, tuple) and len(stored) == 3 and stored[0] == "tensor":
-        return torch.tensor(stored[2], dtype=getattr(torch, stored[1]))
+def as_scalar(stored: Any, device: torch.device = _CPU) -> Any:
+    """What `plain_scalar` made plain, as the optimizer keeps it: some kinds keep it beside the parameter."""
+    if isinstance(stored, tuple) and len(stored) == 4 and stored[0] == "tensor":
+        _, dtype, number, beside = stored
+        return torch.tensor(number, dtype=getattr(torch, dtype), device=device if beside else _CPU)
     return stored

@@ -373,6 +373,8 @@ class ShardRunner:
         with self.step(shard, shard.index, shard.cost.forward_working_bytes) as step, torch.no_grad():
             values = {value: self._entered(step, value, None) for value in shard.takes}
             before = self._buffer_versions(shard)
+            if shard.index + 1 < len(self.plan.shards):
+                self._bring_in_next(step)
             self.program.run(self.model, values, shard.start, shard.stop, training=False)
             self._note_buffers(shard, step, before)
             for value in shard.gives:

@@ -20,7 +20,7 @@ from hydra_tune.candidate import Candidate, Dataset
 from hydra_tune.engine.device_memory import DeviceMemory
 from hydra_tune.engine.spill import SpillFiles
 from hydra_tune.engine.unit import StepRecord
-from hydra_tune.graph.program import Program
+from hydra_tune.graph.program import Program, program_inputs
 from hydra_tune.seeds import RandomState
 from hydra_tune.shards.logbook import Logbook, as_scalar, plain_scalar
 from hydra_tune.shards.optimizers import OptimizerParts, Schedule
@@ -60,6 +60,8 @@ class ShardedTrial:
         self.batches = Batches(kit.candidate, kit.train, training=True, seed=kit.seed)
         self.valid = None if kit.valid is None else Batches(kit.candidate, kit.valid, training=False)
         self.records: list[StepRecord] = []
+        self.on_step: Callable[[], None] = lambda: None
+        """Called after each step: a sign of life."""
         self.committed = True
         """Whether all that was trained is committed; else it is here only."""
         self._committed_at = 0.0
@@ -114,7 +116,7 @@ class ShardedTrial:
         first = logbook.batch
         self.memory.running = self.files
         self.candidate.model.train()
-        RandomState.from_state(logbook.random).restore(self.memory.device)
+        self._restore_random()
         while logbook.batch < len(self.batches):
             self._train_batch()
             if time.perf_counter() - began >= seconds:
@@ -128,6 +130,13 @@ class ShardedTrial:
             loss=logbook.loss_sum / max(logbook.loss_rows, 1), batches_done=logbook.batch - first,
             seconds=time.perf_counter() - began,
         )  # fmt: skip
+
+    def _restore_random(self) -> None:
+        state = RandomState.from_state(self.logbook.random)
+        if state.device_state is None and self.memory.device.type != "cpu":
+            # The trial was cut where there is no accelerator; a plain loop seeds that too.
+            torch.get_device_module(self.memory.device).manual_seed(self.kit.seed)
+        state.restore(self.memory.device)
 
     def _train_batch(self) -> None:
         *before, last = self.kit.plan.shards
@@ -147,6 +156,7 @@ class ShardedTrial:
     def _fetch(self, batches: Batches, epoch: int, position: int) -> None:
         """Make a batch, and keep its inputs and targets as values."""
         inputs, targets = move(batches.fetch(epoch, position), self.memory.device)
+        self.kit.program.check(program_inputs(inputs))
         due = self.runner.due("x/", 0)
         for value, tree in enumerate(self.kit.program.bind(inputs)):
             self.runner.values.put(value, tree, due)
@@ -296,7 +306,10 @@ class ShardedTrial:
         views = self._stepping[name]
         before = self.logbook.started.get(name)
         if before is not None:
-            optimizer.state[parameter] = {**views, **{key: as_scalar(value) for key, value in before.items()}}
+            optimizer.state[parameter] = {
+                **views,
+                **{key: as_scalar(value, self.memory.device) for key, value in before.items()},
+            }
         optimizer.step()
         state = optimizer.state.pop(parameter, {})
         for key, value in state.items():
@@ -307,9 +320,14 @@ class ShardedTrial:
 
     # Evaluation and epochs
 
-    def end_epoch(self) -> dict[str, float]:
-        """Judge the epoch, step an epoch schedule, go to the next epoch, and commit."""
+    def end_epoch(self, epoch: int | None = None) -> dict[str, float]:
+        """Judge the epoch, step an epoch schedule, go to the next epoch, and commit.
+
+        An `epoch` that is behind has been judged by a worker which ended before it could say so.
+        """
         logbook = self.logbook
+        if epoch is not None and epoch < logbook.epoch:
+            return logbook.history[epoch]
         assert logbook.batch == len(self.batches), "an epoch is judged when it has been trained"
         train_loss = logbook.loss_sum / max(logbook.loss_rows, 1)
         judged = {"train_loss": train_loss, **(self._evaluate() or {"loss": train_loss})}
@@ -328,7 +346,7 @@ class ShardedTrial:
         self.memory.running = self.files
         self.candidate.model.eval()
         before = RandomState.capture(self.memory.device)
-        RandomState.from_state(self.logbook.random).restore(self.memory.device)
+        self._restore_random()
         for position in range(len(self.valid)):
             self._fetch(self.valid, 0, position)
             rows = self.valid.rows_at(position)
@@ -361,6 +379,7 @@ class ShardedTrial:
         started, clock = time.time(), time.perf_counter()
         read, written = self.files.read_bytes, self.files.written_bytes
         work(*args)
+        self.on_step()
         self.records.append(
             StepRecord(
                 kind, shard, started, time.perf_counter() - clock, self.files.read_bytes - read,

@@ -25,6 +25,8 @@ from hydra_tune.training import Progress
 SMALLER = 0.75
 """After a step that did not fit, a trial is cut for this share of the budget that it was cut for before."""
 LEAST_SHARE = 0.2
+UNKNOWN = -1
+"""Instead of a number of commits: whoever takes the trial up looks at its files."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class InShards(InTraining):
     """How many times its state was committed: a worker that has seen fewer takes it up anew."""
     home: int | None = None
     """The worker that has trained past the last commit."""
-    lost_at: int = -1
+    lost_at: int = -2
+    epoch: int = 0
 
     @classmethod
     async def cut_for(cls, run: TrialRun, double_buffering: bool) -> InShards:
@@ -83,7 +86,7 @@ class InShards(InTraining):
             role=Role.BUILDER, worker=builder,
         )  # fmt: skip
         cut: Cut = result.value
-        return cls(run, builder, cut, list(cut.history), double_buffering)
+        return cls(run, builder, cut, list(cut.history), double_buffering, epoch=len(cut.history))
 
     async def train(self, remaining: float | None) -> Progress:
         progress: Progress = (
@@ -92,7 +95,9 @@ class InShards(InTraining):
         return progress
 
     async def end_epoch(self, remaining: float | None) -> dict[str, float]:
-        metrics: dict[str, float] = (await self._unit("evaluate", shard_units.end_epoch, remaining=remaining)).value
+        done = await self._unit("evaluate", shard_units.end_epoch, self.epoch, remaining=remaining)
+        metrics: dict[str, float] = done.value
+        self.epoch += 1
         return metrics
 
     async def keep_weights(self) -> None:
@@ -124,9 +129,10 @@ class InShards(InTraining):
                 self.home = None
                 await self._cut_smaller(error)
             except WorkerLost as error:
-                if self.lost_at == self.commits:
+                if self.commits in (UNKNOWN, self.lost_at):
                     raise  # the second time at the same point: perhaps the trial is to blame
-                self.lost_at, self.home = self.commits, None
+                # Whether its last commit was made before it ended is known from the files alone.
+                self.lost_at, self.home, self.commits = self.commits, None, UNKNOWN
                 self.run.note("lost", f"{error}; the trial goes on from its last commit")
             else:
                 done: Done = result.value
@@ -141,7 +147,7 @@ class InShards(InTraining):
         if self.share < LEAST_SHARE:
             raise error
         self.cut = await self._in_builder("cut", shard_units.cut_again, self.share)
-        self.commits += 1
+        self.commits = UNKNOWN
         self.run.note("out of memory", f"{error.failure.message}; now in {self.cut.shards} shards")
         self.run.planned(Shard.name, self.cut.shards)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hydra_tune.builds import Prepared, pack_here
+from hydra_tune.engine import accelerator
 from hydra_tune.engine.device_memory import DeviceMemory
 from hydra_tune.engine.spill import SpillFiles
 from hydra_tune.engine.transfer import unpack
@@ -61,6 +62,9 @@ class Done:
     """Whether another worker could take the trial up from here."""
     read_bytes: int
     written_bytes: int
+
+
+BUDGET_AFTER_OOM = 0.85
 
 
 # In the builder
@@ -194,10 +198,10 @@ def commit(context: WorkerContext, attempt: str, spilled: Spilled) -> Done:
         return trial.done(None)
 
 
-def end_epoch(context: WorkerContext, attempt: str, spilled: Spilled) -> Done:
+def end_epoch(context: WorkerContext, attempt: str, spilled: Spilled, epoch: int) -> Done:
     """Evaluate, and go to the next epoch."""
     with _taken_up(context, attempt, spilled) as trial:
-        return trial.done(trial.trial.end_epoch())
+        return trial.done(trial.trial.end_epoch(epoch))
 
 
 def keep_weights(context: WorkerContext, attempt: str, spilled: Spilled) -> Done:
@@ -220,12 +224,16 @@ class _Taken:
         self.trial.memory.begin_measuring()
         return self
 
-    def __exit__(self, kind: object, *_rest: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
         self.context.unit_peak_bytes = self.trial.memory.peak
         self.context.steps.extend(self.trial.records)
         self.trial.records.clear()
         if kind is not None:
             self.context.resident.pop(self.attempt).close()
+        if kind is torch.OutOfMemoryError:
+            # The device has less than its budget says: smaller shards alone would fill it up again.
+            self.trial.memory.budget = int(self.trial.memory.budget * BUDGET_AFTER_OOM)
+            accelerator.release_cached(self.context.device)
 
     def done(self, value: Any) -> Done:
         files = self.trial.files
@@ -245,6 +253,7 @@ def _taken_up(context: WorkerContext, attempt: str, spilled: Spilled) -> _Taken:
         kit.candidate.model.to(context.device)
         files = SpillFiles([Path(place) for place in spilled.places], spilled.name)
         trial = context.resident[attempt] = ShardedTrial(kit, _memory(context, spilled), files, spilled.kit)
+        trial.on_step = context.alive
     elif trial.logbook.commits != spilled.commits:
         trial.take_up()
     return _Taken(context, attempt, trial)

@@ -107,23 +107,31 @@ def test_a_tied_parameter_has_one_owner() -> None:
 
 
 class SharedBuffer(nn.Module):
-    def __init__(self) -> None:
+    """A buffer that the second and the fourth layer use, and the fourth may change."""
+
+    def __init__(self, changes: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(32, 32) for _ in range(5)])
         self.register_buffer("scale", torch.ones(32))
         self.scale: torch.Tensor
+        self.changes = changes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for i, layer in enumerate(self.layers):
             x = torch.tanh(layer(x))
             if i in (1, 3):
                 x = x * self.scale
+        if self.changes:
+            self.scale.mul_(0.9)
         return x
 
 
-def test_no_cut_between_users_of_one_buffer() -> None:
-    nodes = measured(SharedBuffer(), OPTIMIZERS[0][0]).nodes
-    assert [node.cut_allowed for node in nodes[:-1]] == [True, False, False, True]
+@pytest.mark.parametrize(
+    ("changes", "allowed"), [(False, [True] * 4), (True, [True, False, False, False])], ids=["read", "changed"]
+)
+def test_no_cut_between_users_of_a_buffer_that_changes(changes: bool, allowed: list[bool]) -> None:
+    nodes = measured(SharedBuffer(changes), OPTIMIZERS[0][0]).nodes
+    assert [node.cut_allowed for node in nodes[:-1]] == allowed
 
 
 class Changes(nn.Module):

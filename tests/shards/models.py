@@ -118,8 +118,70 @@ class TwoTowers(nn.Module):
         return self.late(torch.cat([x, h], 1)) - self.seen
 
 
+class Skips(nn.Module):
+    """Links that skip over layers and meet in one sum, whose backward gives all of them the same tensor; and a buffer
+    that all layers read."""
+
+    def __init__(self, width: int, depth: int, dropout: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6 if not i else width, width) for i in range(depth + 3))
+        self.head = nn.Linear(width, CLASSES)
+        self.scale: torch.Tensor
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = [self.layers[0](x)]
+        for layer in self.layers[1:]:
+            made.append(layer(made[-1]) * self.scale)
+        return self.head(sum(made[:-1], made[-1]))
+
+
+class Negated(torch.autograd.Function):
+    """Turns gradients around, and nothing else."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return -gradients[0]
+
+
+class Reversal(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Negated.apply(x)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class Features(nn.Module):
+    """A part whose forward runs without gradients."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.tanh(self.inner(x))
+
+
+class HalfTrained(nn.Module):
+    """A backbone without gradients, and a layer whose gradients are turned around."""
+
+    def __init__(self, width: int, depth: int, dropout: float) -> None:
+        super().__init__()
+        self.features = Features(width)
+        self.layers = nn.Sequential(*(nn.Linear(width, width) for _ in range(depth + 1)))
+        self.turned = Reversal()
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.turned(self.layers(self.features(x)))))
+
+
 MODELS: dict[str, Callable[[int, int, float], nn.Module]] = {
-    "mlp": mlp, "resnet": ResNet, "transformer": Transformer, "two inputs": TwoTowers, "named inputs": TwoTowers
+    "mlp": mlp, "resnet": ResNet, "transformer": Transformer, "two inputs": TwoTowers, "named inputs": TwoTowers,
+    "skips": Skips, "half trained": HalfTrained,
 }  # fmt: skip
 
 

@@ -392,3 +392,46 @@ def test_a_loss_that_is_no_number_ends_the_trial_before_the_step(tmp_path: Path)
             trial.train_for(1e9)
         trial.close()
     assert str(found.value) == str(plain.value)
+
+
+def test_an_epoch_that_was_judged_is_not_judged_again(tmp_path: Path) -> None:
+    """A worker may end after its commit and before it says so: the next one finds the epoch behind it."""
+    with in_shards(start(candidate("mlp")), 0.0, tmp_path) as sharded:
+        trial = sharded.worker()
+        trial.train_for(1e9)
+        metrics = trial.end_epoch(0)
+        another = sharded.worker()
+        assert another.end_epoch(0) == metrics
+        assert (another.logbook.epoch, another.logbook.batch) == (1, 0)
+        assert len(another.logbook.history) == 1
+        another.close()
+        trial.close()
+
+
+def test_inputs_of_another_size_are_refused_where_the_forward_decides_by_sizes(tmp_path: Path) -> None:
+    class Unrolled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = nn.Linear(1, 4), nn.Linear(4, CLASSES)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            total = self.cell(x[:, :1])
+            for i in range(1, x.shape[1]):
+                total = total + torch.tanh(self.cell(x[:, i : i + 1]))
+            return self.head(total)
+
+    def growing(samples: list[Any]) -> Any:
+        inputs, targets = torch.utils.data.default_collate(samples)
+        growing.batches += 1  # type: ignore[attr-defined]
+        return (inputs if growing.batches < 8 else inputs[:, :3]), targets  # type: ignore[attr-defined]
+
+    growing.batches = 0  # type: ignore[attr-defined]
+    made = candidate("mlp", collate=growing)
+    torch.manual_seed(1)
+    made = ht.Candidate(**{**vars(made), "model": Unrolled().double()})
+    with in_shards(start(made), 0.0, tmp_path) as sharded:
+        growing.batches = 8  # type: ignore[attr-defined]
+        trial = sharded.worker()
+        with pytest.raises(ht.HydraTuneError, match=r"decides by sizes \(.*--strategy whole\)"):
+            trial.train_for(1e9)
+        trial.close()
