@@ -5,6 +5,8 @@ shards, shard i on device i mod 2, with the same prefetching on both. It is simu
 memories, so that handing a boundary from one device to the other costs it nothing: what it would really reach is
 less. `ideal` is task parallelism with everything in memory. All train the same batches; the time is that between the
 start of the first training step and the end of the last.
+
+How much is computed for each byte moved goes with the rows of a batch: `ROWS=512 python -m benchmarks.shard_parallel`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ import hydra_tune as ht
 from benchmarks.report import arguments, finish, interleaved, ratios, spread
 from hydra_tune.engine.process import MEMORY_SETTINGS
 
-WIDTH, LAYERS, BATCH, BATCHES, TRIALS = 1024, 32, 512, 12, 4
+WIDTH, LAYERS, BATCHES, TRIALS = 1024, 32, 12, 4
+BATCH = int(os.environ.get("ROWS", "1024"))
+"""Rows a batch: what a shard computes each time it is brought in. For a transformer it would be the tokens."""
 STATE = LAYERS * WIDTH * (WIDTH + 1) * 12
 """Bytes of float32 weights and Adam's two moments."""
 BUDGET = STATE // 4
@@ -279,7 +283,7 @@ def _report(seconds: dict[str, list[float]]) -> None:
     rows.append(("unit_overhead_ms", f"{overhead:.3f}"))
     finish(rows, {
         **{name: statistics.median(values) for name, values in figures.items()}, "unit_overhead_ms": overhead,
-        "state_bytes": STATE, "device_memory": BUDGET, "rounds": len(speedup),
+        "state_bytes": STATE, "device_memory": BUDGET, "rows": BATCH, "rounds": len(speedup),
     })  # fmt: skip
 
 

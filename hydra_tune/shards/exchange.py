@@ -34,7 +34,9 @@ def take_apart(
         files.delete(key)  # of an earlier cut
     for bundle in plan.bundles:
         _write(files, f"w/{bundle.name}", bundle.weights, state["tensors"])
-        _write(files, f"o/{bundle.name}", bundle.optimizer, _optimizer_tensors(bundle, own, logbook))
+        kept = _optimizer_tensors(bundle, own, logbook)
+        for key, layout in bundle.optimizer.items():
+            _write(files, key, layout, kept)
         if logbook.touched.intersection(bundle.parameters):
             _write(files, f"g/{bundle.name}", bundle.weights, gradients)
         if logbook.kept:
@@ -56,7 +58,7 @@ def _write(files: SpillFiles, key: str, layout: Layout, tensors: Mapping[str, An
 
 def _optimizer_tensors(bundle: Bundle, own: Mapping[str, Mapping[str, Any]], logbook: Logbook) -> dict[str, Any]:
     """The tensors that an optimizer keeps for a bundle; what else it keeps goes to the logbook."""
-    inside = {field.name for field in bundle.optimizer.fields}
+    inside = {field.name for layout in bundle.optimizer.values() for field in layout.fields}
     found: dict[str, Any] = {}
     for name in bundle.parameters:
         if name in own:
@@ -76,7 +78,9 @@ def put_together(files: SpillFiles, plan: Plan, parts: OptimizerParts, data: tup
         if logbook.touched.intersection(bundle.parameters):
             found = _read(files, f"g/{bundle.name}", bundle.weights)
             gradients |= {name: gradient for name, gradient in found.items() if name in logbook.touched}
-        views = _read(files, f"o/{bundle.name}", bundle.optimizer)
+        views: dict[str, torch.Tensor] = {}
+        for key, layout in bundle.optimizer.items():
+            views |= _read(files, key, layout)
         for name in bundle.parameters:
             if name in logbook.started:
                 own = {key.removeprefix(f"{name}/"): v for key, v in views.items() if key.startswith(f"{name}/")}

@@ -21,7 +21,11 @@ class Bundle:
 
     name: str
     weights: Layout
-    optimizer: Layout
+    optimizer: Mapping[str, Layout]
+    """By the block's key: one block for each tensor that the optimizer keeps of a parameter (Adam's two moments).
+
+    Each is as large as the weights, as a rule: a buffer that was one's serves the other as it is.
+    """
     users: tuple[int, ...]
     """The shards that use it. The first one comes last in the backward pass, and makes the step."""
 
@@ -33,6 +37,10 @@ class Bundle:
     @property
     def parameters(self) -> tuple[str, ...]:
         return tuple(field.name for field in self.weights.fields)
+
+    @property
+    def optimizer_bytes(self) -> int:
+        return sum(layout.size for layout in self.optimizer.values())
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,7 @@ def make_plan(
                 gives=() if last else tuple(sorted(value for value in program.crossing(stop) if value >= made)),
             )
         )  # fmt: skip
-    size = sum(bundle.weights.size + bundle.optimizer.size for bundle in bundles)
+    size = sum(bundle.weights.size + bundle.optimizer_bytes for bundle in bundles)
     return Plan(tuple(shards), bundles, deferred, size + sum(shard.buffers.size for shard in shards))
 
 
@@ -119,14 +127,18 @@ def _bundles(
     together: dict[tuple[int, ...], list[str]] = {}
     for name, shards in users.items():
         together.setdefault(tuple(sorted(shards)), []).append(name)
-    return tuple(
-        Bundle(
-            name="-".join(map(str, shards)) or "unused",
-            weights=Layout.of((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in names),
-            optimizer=Layout.of(
-                (f"{name}/{key}", dtype, shape) for name in names for key, (dtype, shape) in state.get(name, {}).items()
-            ),
-            users=shards,
-        )
-        for shards, names in together.items()
-    )
+    bundles = []
+    for shards, names in together.items():
+        own = "-".join(map(str, shards)) or "unused"
+        weights = Layout.of((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in names)
+        bundles.append(Bundle(own, weights, _optimizer_blocks(own, names, state), shards))
+    return tuple(bundles)
+
+
+def _optimizer_blocks(bundle: str, names: Sequence[str], state: StateLayout) -> dict[str, Layout]:
+    kinds = dict.fromkeys(kind for name in names for kind in state.get(name, {}))
+    layouts = [
+        Layout.of((f"{name}/{kind}", *state[name][kind]) for name in names if kind in state.get(name, {}))
+        for kind in kinds
+    ]
+    return {f"o/{bundle}/{i}": layout for i, layout in enumerate(layouts) if layout.size}

@@ -137,7 +137,7 @@ class ShardRunner:
             both = {position for shard in bundle.users for position in (shard, self.backward_position(shard))}
             step = {self.step_position(bundle.owner) if self.plan.deferred else self.backward_position(bundle.owner)}
             uses[f"w/{bundle.name}"] = both | step
-            uses[f"o/{bundle.name}"] = step
+            uses |= dict.fromkeys(bundle.optimizer, step)
             uses[f"g/{bundle.name}"] = {self.backward_position(shard) for shard in bundle.users} | step
         for shard in self.plan.shards:
             uses[f"b/{shard.index}"] = {shard.index, self.backward_position(shard.index)}

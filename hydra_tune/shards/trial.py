@@ -275,9 +275,9 @@ class ShardedTrial:
     def _hold_optimizer(self, step: Step, bundle: Bundle) -> None:
         """Bring the optimizer state of a bundle to the device; its parameters make their steps from now on."""
         views: dict[str, torch.Tensor] = {}
-        if bundle.optimizer.size:
-            views = bundle.optimizer.views(step.hold(f"o/{bundle.name}"))
-            step.change(f"o/{bundle.name}")
+        for key, layout in bundle.optimizer.items():
+            views |= layout.views(step.hold(key))
+            step.change(key)
         step.change(f"w/{bundle.name}")
         for name in bundle.parameters:
             if name in self.kit.parts.group_of:
