@@ -173,6 +173,7 @@ class TwoDevices:
         from hydra_tune.engine.device_memory import DeviceMemory
 
         self.device = torch.device("cpu")
+        self.budget = 2 * budget
         self.both = [DeviceMemory(budget, self.device) for _ in range(2)]
         self.at = 0
         """The device that computes."""

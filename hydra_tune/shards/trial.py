@@ -30,6 +30,8 @@ from hydra_tune.training import Diverged, Progress, as_number
 
 COMMIT_SHARE = 0.02
 """Of the time, for commits: those of a trial that is on the device as a whole take longer, and come less often."""
+COMMIT_BYTES_PER_SECOND = 1e9
+"""For the first one, which writes to fresh pages."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class ShardedTrial:
         """Called after each step: a sign of life."""
         self.committed = True
         """Whether all that was trained is committed; else it is here only."""
-        self._committed_at = 0.0
-        self._commit_seconds = 0.0
+        self._committed_at = time.perf_counter()
+        self._commit_seconds = min(kit.plan.state_bytes, memory.budget) / COMMIT_BYTES_PER_SECOND
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._stepping: dict[str, dict[str, torch.Tensor]] = {}
         """While a backward makes steps: the optimizer state of each parameter that makes one, by name."""
@@ -101,12 +103,8 @@ class ShardedTrial:
         self._commit_seconds = self._committed_at - began
 
     def _commit_is_due(self) -> bool:
-        """Always at the end of an epoch, which is judged next, perhaps elsewhere.
-
-        Before that, where much is on the device and stays there, writing all of it is not worth it every time.
-        """
-        ended = self.logbook.batch == len(self.batches)
-        return ended or time.perf_counter() - self._committed_at > self._commit_seconds / COMMIT_SHARE
+        """Where much is on the device and stays there, writing all of it is not worth it every time."""
+        return time.perf_counter() - self._committed_at > self._commit_seconds / COMMIT_SHARE
 
     # Training
 
@@ -323,12 +321,14 @@ class ShardedTrial:
     def end_epoch(self, epoch: int | None = None) -> dict[str, float]:
         """Judge the epoch, step an epoch schedule, go to the next epoch, and commit.
 
-        An `epoch` that is behind has been judged by a worker which ended before it could say so.
+        An `epoch` that is behind has been judged by a worker which ended before it could say so; what a lost worker had
+        trained of this one since the last commit is trained again.
         """
         logbook = self.logbook
         if epoch is not None and epoch < logbook.epoch:
             return logbook.history[epoch]
-        assert logbook.batch == len(self.batches), "an epoch is judged when it has been trained"
+        if logbook.batch < len(self.batches):
+            self.train_for(math.inf)
         train_loss = logbook.loss_sum / max(logbook.loss_rows, 1)
         judged = {"train_loss": train_loss, **(self._evaluate() or {"loss": train_loss})}
         if self.candidate.schedule_every == "epoch":

@@ -222,7 +222,7 @@ def test_a_full_spill_directory_is_said_plainly_and_the_study_can_be_resumed(tmp
     folder = tmp_path / "spill"
     folder.mkdir()
     flags = [*SEARCH, "--trials", "1", "--spill", str(folder)]
-    full = run_with_small_files(*flags, folder=tmp_path, limit=600_000)
+    full = run_with_small_files(*flags, folder=tmp_path, limit=400_000)
     assert full.returncode == 1
     assert re.search(rf"there is no room for \d{{6,}} bytes in {folder}/hydra-tune-run-\S+ \(make room", full.stderr)
     assert full.stderr.count("\nerror:") == 1
