@@ -28,7 +28,7 @@ from hydra_tune.shards.plan import Bundle, Plan, Shard
 from hydra_tune.shards.runner import TARGETS, ShardRunner, Step
 from hydra_tune.training import Diverged, Progress, as_number
 
-COMMIT_SHARE = 0.02
+COMMIT_SHARE = 0.01
 """Of the time, for commits: those of a trial that is on the device as a whole take longer, and come less often."""
 COMMIT_BYTES_PER_SECOND = 1e9
 """For the first one, which writes to fresh pages."""
