@@ -6,6 +6,7 @@
     │   ├── SpecError        a YAML file, a flag, a name
     │   └── StorageError     a database that cannot be used
     ├── Infeasible           a candidate that no cutting makes fit the devices
+    ├── PlacementInfeasible  a graph that no placement makes fit the devices
     ├── SearchFailed         no trial completed: exit code 1
     └── WorkerLost           a worker process ended while it had work
 
@@ -58,6 +59,17 @@ class Infeasible(HydraTuneError):
         self.needed_bytes = needed_bytes
         self.smallest_budget = smallest_budget
         """The smallest `device_memory` with which the whole model can be trained, in whole MiB."""
+
+
+class PlacementInfeasible(HydraTuneError, ValueError):
+    """The nodes of a graph cannot be spread over the devices so that each has the memory for its own."""
+
+    def __init__(self, message: str, hint: str = "", *, lacking_bytes: float = 0, proven: bool = True) -> None:
+        super().__init__(message, hint)
+        self.lacking_bytes = lacking_bytes
+        """With so much more on each device there is a placement."""
+        self.proven = proven
+        """Whether all placements are ruled out; False where the search for one was given up, as in large graphs."""
 
 
 class SearchFailed(HydraTuneError):

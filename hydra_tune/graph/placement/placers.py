@@ -1,0 +1,106 @@
+"""`place`: from a graph with costs to a device and a start for each node, by one of three placers or the best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hydra_tune.errors import SpecError, nearest, quoted
+from hydra_tune.graph.placement.etf import Launcher, earliest_first, in_good_order
+from hydra_tune.graph.placement.memory import Room
+from hydra_tune.graph.placement.problem import Edge, Node, Problem, read_problem
+from hydra_tune.graph.placement.repair import repair
+from hydra_tune.graph.placement.sct import with_favourites
+from hydra_tune.graph.placement.simulate import Schedule, simulate
+from hydra_tune.graph.placement.topo import fill_in_order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where and when each node runs."""
+
+    device: Mapping[Node, int]
+    start: Mapping[Node, float]
+    makespan: float
+    memory: tuple[float, ...]
+    """What each device takes: its nodes, and with `edge_bytes` what they receive from other devices."""
+    algorithm: str
+    """The placer that found it: with `best` the one that won."""
+    sequence: tuple[Node, ...]
+    """All nodes in the order of the schedule; transfers go in the order of their consumers."""
+
+
+def place(
+    times: Mapping[Node, float],
+    memory: Mapping[Node, float],
+    edges: Mapping[Edge, float],
+    *,
+    devices: int,
+    capacity: float | Sequence[float] | None = None,
+    algorithm: str = "best",
+    channel: str = "parallel",
+    edge_bytes: Mapping[Edge, float] | None = None,
+    groups: Iterable[Collection[Node]] = (),
+) -> Placement:
+    """Place the nodes of a graph on devices, so that one run of all of them ends early.
+
+    `times` and `memory` say for each node how long it runs and what it takes; `edges` says for each pair of producer
+    and consumer how long the transfer takes if they are on different devices. `capacity` is the memory of each device,
+    one number for all, or None. With `edge_bytes`, what comes from other devices takes memory too. `groups` are nodes
+    to keep together. `channel` is `parallel`, or `sequential` where a device does one transfer at a time.
+
+    Raises SpecError for input that makes no sense, and PlacementInfeasible where the devices have too little memory.
+    """
+    if algorithm not in ALGORITHMS:
+        raise SpecError(f"there is no placer {quoted(algorithm)}", nearest(str(algorithm), ALGORITHMS))
+    problem = read_problem(
+        times, memory, edges,
+        devices=devices, capacity=capacity, channel=channel, edge_bytes=edge_bytes, groups=groups,
+    )  # fmt: skip
+    if algorithm == "best":
+        found = {name: placer(problem) for name, placer in PLACERS.items()}
+        algorithm = min(found, key=lambda name: found[name].makespan)
+        schedule = found[algorithm]
+    else:
+        schedule = PLACERS[algorithm](problem)
+    return _placement(problem, schedule, algorithm)
+
+
+def m_topo(problem: Problem) -> Schedule:
+    """Fill one device after the other, and run what each has in topological order."""
+    where = repair(problem, fill_in_order(problem))
+    return simulate(problem, [where[group] for group in problem.group], range(len(problem.nodes)))
+
+
+def m_etf(problem: Problem) -> Schedule:
+    """Launch what can start earliest."""
+    return _finished(problem, earliest_first(problem))
+
+
+def m_sct(problem: Problem) -> Schedule:
+    """Launch what can start earliest, and wait for favourite children."""
+    return _finished(problem, with_favourites(problem))
+
+
+PLACERS: dict[str, Callable[[Problem], Schedule]] = {"m-topo": m_topo, "m-etf": m_etf, "m-sct": m_sct}
+ALGORITHMS = (*PLACERS, "best")
+
+
+def _finished(problem: Problem, launcher: Launcher) -> Schedule:
+    """What was launched; after a dead end the repaired placement, in a new order."""
+    overfull = problem.limited and min(launcher.room.free) < 0
+    if not launcher.stuck and not overfull:
+        return launcher.clock.schedule()
+    return in_good_order(problem, repair(problem, launcher.room.where))
+
+
+def _placement(problem: Problem, schedule: Schedule, algorithm: str) -> Placement:
+    where = [schedule.device[members[0]] for members in problem.members]
+    return Placement(
+        device={node: schedule.device[i] for i, node in enumerate(problem.nodes)},
+        start={node: schedule.start[i] for i, node in enumerate(problem.nodes)},
+        makespan=schedule.makespan,
+        memory=Room.of(problem, where).used,
+        algorithm=algorithm,
+        sequence=tuple(problem.nodes[i] for i in schedule.sequence),
+    )
