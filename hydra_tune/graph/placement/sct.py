@@ -115,10 +115,9 @@ class _WaitingLauncher(Launcher):
 
     def ready(self, node: int) -> None:
         super().ready(node)
-        for device in self.problem.devices:
-            at = self._everywhere(node, device)
-            if at is not None:
-                self._urgent[device].add(at, self.rank[node], node)
+        arrivals = {d: at for d in self.problem.devices if (at := self.arrival(node, d)) is not None}
+        for device in arrivals:
+            self._urgent[device].add(max(arrivals.values()), self.rank[node], node)
 
     def _awaited(self, device: int) -> Start | None:
         """The start of the favourite child of what ran last here, if it is ready and starts nowhere sooner."""

@@ -76,12 +76,15 @@ class Clock:
 
     def run(self, node: int, device: int) -> None:
         """The node is next on this device."""
-        start = max(self.free[device], self.arrival(node, device))
+        start = self.free[device]
         if self.problem.sequential:
             for transfer in self.transfers(node, device):
+                start = max(start, transfer.stop)
                 origin = self.device[transfer.giver]
                 if origin != device:
                     self._channels[origin] = self._channels[device] = transfer.stop
+        else:
+            start = max(start, self.arrival(node, device))
         self.device[node], self.start[node] = device, start
         self.stop[node] = self.free[device] = start + self.problem.times[node]
         self.sequence.append(node)
