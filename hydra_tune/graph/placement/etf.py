@@ -124,9 +124,9 @@ class Launcher:
                 self._queues[device].add(at, self.rank[node], node)
 
 
-def earliest_first(problem: Problem) -> Launcher:
-    """m-ETF, as far as it gets."""
-    launcher = Launcher(problem, range(len(problem.nodes)))
+def earliest_first(problem: Problem, rank: Sequence[float] | None = None) -> Launcher:
+    """m-ETF, as far as it gets. Of nodes that can start together the lower rank goes first; else topological order."""
+    launcher = Launcher(problem, range(len(problem.nodes)) if rank is None else rank)
     launcher.launch_all()
     return launcher
 
