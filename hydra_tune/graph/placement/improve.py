@@ -18,6 +18,8 @@ from hydra_tune.graph.placement.simulate import Schedule, simulate
 
 WORK = 500_000
 """Nodes and edges that all tried schedules together may have: about a tenth of a second, more with one channel."""
+MOVE = 20
+"""What it takes of the work to see whether memory allows a change."""
 LESS = 1 - 1e-9
 """Sums of times differ in their last digits; a schedule that is shorter only by that is not shorter."""
 
@@ -69,11 +71,14 @@ class Search:
         for group in groups:
             for other in range(len(problem.members)):
                 here, there = room.where[group], room.where[other]
+                if self.work <= 0:
+                    return
                 if here != there:
                     yield from self._moved(room, {group: there, other: here})
 
     def _moved(self, room: Room, moves: dict[int, int]) -> Iterator[list[int]]:
         """The devices of all nodes after the moves, if memory allows them."""
+        self.work -= MOVE
         before = {group: room.where[group] for group in moves}
         for group in moves:
             room.take(group)

@@ -89,6 +89,11 @@ PLACERS: dict[str, Callable[[Problem], Schedule]] = {"m-topo": m_topo, "m-etf": 
 ALGORITHMS = (*PLACERS, "best")
 
 
+def _longest_way_first(problem: Problem) -> Schedule:
+    """m-ETF that breaks ties by the way to the end, not by topological order."""
+    return _finished(problem, earliest_first(problem, [-way for way in bottom_levels(problem)]))
+
+
 def _run(problem: Problem, algorithm: str) -> tuple[str, Schedule]:
     """The schedule, and the name of the placer that found it."""
     return _best(problem) if algorithm == "best" else (algorithm, PLACERS[algorithm](problem))
@@ -111,8 +116,16 @@ def _best(problem: Problem) -> tuple[str, Schedule]:
     the fair share), so that many devices are never slower than one. What a placer has put on a device is also ordered
     anew, by the way to the end. Then a local search goes on from each, the most promising first.
     """
-    found = [(name, placer(problem)) for name, placer in PLACERS.items()]
-    found.append(("m-etf", _finished(problem, earliest_first(problem, [-way for way in bottom_levels(problem)]))))
+    found = []
+    for name, placer in (*PLACERS.items(), ("m-etf", _longest_way_first)):
+        try:
+            found.append((name, placer(problem)))
+        except PlacementInfeasible as error:
+            failure = error  # another placer may leave what can be repaired
+            if error.proven:
+                break
+    if not found:
+        raise failure
     largest = max(problem.devices, key=lambda device: problem.capacity[device])
     if sum(problem.memory) <= problem.capacity[largest]:
         found.append(("m-topo", simulate(problem, [largest] * len(problem.nodes), range(len(problem.nodes)))))

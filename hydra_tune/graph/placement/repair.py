@@ -14,11 +14,12 @@ from hydra_tune.devices import format_bytes
 from hydra_tune.errors import PlacementInfeasible, quoted
 from hydra_tune.graph.placement.memory import NOWHERE, Room
 from hydra_tune.graph.placement.problem import Problem
+from hydra_tune.graph.placement.topo import fill_in_order
 
 STEPS = 200_000
 """Of the exhaustive search: all placements of a dozen groups on two or three devices, about a second."""
-SWAPS = 5_000
-"""How many swaps are looked at before the search is asked."""
+SWAPS = 20_000
+"""How many swaps are tried in one pass."""
 
 
 def repair(problem: Problem, where: Sequence[int]) -> list[int]:
@@ -26,18 +27,27 @@ def repair(problem: Problem, where: Sequence[int]) -> list[int]:
 
     Raises PlacementInfeasible.
     """
-    room = Room.of(problem, where)
-    missing = [group for group, device in enumerate(room.where) if device == NOWHERE]
-    for group in sorted(missing, key=lambda group: -problem.memory[group]):
-        room.put(group, min(problem.devices, key=lambda device: (_worst(room, group, device), device)))
-    while _overfull(room) > 0 and (_move(room) or _swap(room)):
-        pass
+    room = _mended(problem, where)
+    if _overfull(room) > 0:
+        # Neighbours in the graph on one device: where remote inputs take much, that leaves the most room.
+        room = min(room, _mended(problem, fill_in_order(problem)), key=_overfull)
     if _overfull(room) <= 0:
         return room.where
     search = _Search(problem, 0, STEPS)
     if search.found is not None:
         return search.found
     raise _infeasible(problem, room, proven=search.complete)
+
+
+def _mended(problem: Problem, where: Sequence[int]) -> Room:
+    """All groups on devices, after as many moves and swaps as help."""
+    room = Room.of(problem, where)
+    missing = [group for group, device in enumerate(room.where) if device == NOWHERE]
+    for group in sorted(missing, key=lambda group: -problem.memory[group]):
+        room.put(group, min(problem.devices, key=lambda device: (_worst(room, group, device), device)))
+    while _overfull(room) > 0 and (_move(room) or _swap(room)):
+        pass
+    return room
 
 
 def _overfull(room: Room) -> float:
@@ -74,22 +84,24 @@ def _move(room: Room) -> bool:
 
 
 def _swap(room: Room) -> bool:
-    """Make the first swap found that leaves less overfull; whether there was one."""
-    now, tries = _overfull(room), 0
+    """Swap groups of overfull devices for others, wherever that leaves less overfull; whether there was such a swap."""
+    before = now = _overfull(room)
+    tries, linked, memory = SWAPS, any(room.problem.sent), room.problem.memory
     full = [group for group, device in enumerate(room.where) if room.free[device] < 0]
-    for group in sorted(full, key=lambda group: -room.problem.memory[group]):
+    for group in sorted(full, key=lambda group: -memory[group]):
         for other in range(len(room.where)):
-            first, second = room.where[group], room.where[other]
-            if first == second or room.problem.memory[group] == room.problem.memory[other]:
+            if now <= 0 or tries <= 0 or room.free[room.where[group]] >= 0:
+                break
+            if room.where[group] == room.where[other] or (not linked and memory[group] <= memory[other]):
                 continue
-            tries += 1
-            if tries > SWAPS:
-                return False
+            tries -= 1
             _exchange(room, group, other)
-            if _overfull(room) < now:
-                return True
+            left = _overfull(room)
+            if left < now:
+                now = left
+                break
             _exchange(room, group, other)
-    return False
+    return now < before
 
 
 def _exchange(room: Room, group: int, other: int) -> None:
