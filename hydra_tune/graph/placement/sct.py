@@ -3,9 +3,10 @@
 A linear program (Hanen and Munier, Discrete Applied Mathematics 108, 2001) decides which one consumer of a node should
 run right after it on its device: in its relaxation every node keeps at most one child near, and every child at most one
 parent, and the others pay for the transfer. Where r, the longest transfer in units of the shortest node, is 1 or less,
-its value is a lower bound of the makespan, and the schedule is within 1 + (1 - 1/devices)·2(1 + r)/(2 + r) of the
+its value is a lower bound of the makespan, and their schedule is within 1 + (1 - 1/devices)·2(1 + r)/(2 + r) of the
 optimum. Then nodes are launched as in m-ETF, but a device that has just run a node waits for its favourite child, if
-that can start nowhere sooner, and meanwhile takes only urgent nodes: those whose inputs are everywhere already.
+that can start nowhere sooner, and meanwhile takes only urgent nodes: those whose inputs are everywhere already. This
+waiting is not theirs step by step: the bound is tested, not proven.
 """
 
 from __future__ import annotations
