@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hydra_tune.builds import Blueprint, Built, build_and_hold, build_for_device, build_here
 from hydra_tune.checkpoint import Checkpoints
@@ -13,7 +15,7 @@ from hydra_tune.deadlines import Deadlines
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.remaining import Survival, expected_remaining
 from hydra_tune.engine.spill import SpillFull
-from hydra_tune.engine.unit import Failure, Role, Unit, UnitFailed, UnitHung, UnitResult
+from hydra_tune.engine.unit import Failure, Role, StepRecord, Unit, UnitFailed, UnitHung, UnitResult, summed
 from hydra_tune.errors import CandidateError, SpecError, WorkerLost, nearest
 from hydra_tune.files import StudyFiles
 from hydra_tune.remote_trial import TrialInfo
@@ -45,6 +47,7 @@ class TrialFacts:
     checkpoints: int = 0
     strategy: str = ""
     shards: int = 1
+    plan: dict[str, Any] | None = None
     read_bytes: int = 0
     """From the spill store."""
     written_bytes: int = 0
@@ -79,6 +82,8 @@ class TrialRunner:
     stopping: Callable[[], bool]
     on_progress: Callable[[int, Blueprint, Progress], None]
     show: Callable[[str], None]
+    at_once: int = 1
+    """How many trials may be on the devices at the same time."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     facts: dict[int, TrialFacts] = field(default_factory=dict)
     candidates_seen: bool = False
@@ -128,6 +133,7 @@ class TrialRunner:
             peak_device_bytes=facts.peak_device_bytes, strategy=facts.strategy or self.strategy.name,
             shards=facts.shards, communicated_bytes=0, spill_read_bytes=facts.read_bytes,
             spill_written_bytes=facts.written_bytes,
+            plan=None if facts.plan is None else json.dumps(facts.plan),
         )  # fmt: skip
         return Ended(outcome, facts.trained, surplus)
 
@@ -203,7 +209,7 @@ class TrialRunner:
             metric=self.settings.metrics[0], maximize=self.settings.directions[0] == "maximize",
             weights=self.files.weights(info.number), checkpoints=self.files.checkpoints(info.number),
             profiles=self.files.profiles,
-            engine=self.engine, runner=self,
+            engine=self.engine, at_once=self.at_once, runner=self,
         )  # fmt: skip
         await self.strategy.train(run)
         if blueprint.keep == "best":
@@ -237,9 +243,13 @@ class _Run(TrialRun):
         epoch = progress.epoch + progress.batch / progress.batches
         return expected_remaining(per_epoch, epoch, self.blueprint.epochs, self.runner.survival)
 
-    def planned(self, strategy: str, shards: int) -> None:
+    def planned(self, strategy: str, shards: int, plan: dict[str, Any] | None = None) -> None:
         facts = self.runner.facts[self.number]
-        facts.strategy, facts.shards = strategy, shards
+        facts.strategy, facts.shards, facts.plan = strategy, shards, plan
+
+    def worked(self, device: str, steps: Sequence[StepRecord]) -> None:
+        study = self.runner.study
+        study.post(study.study.steps, self.number, self.attempt, device, None, summed(steps))
 
     def spilled(self, read: int, written: int) -> None:
         facts = self.runner.facts[self.number]

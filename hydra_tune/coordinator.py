@@ -134,8 +134,8 @@ class Search:
         self._announcements: set[asyncio.Task[None]] = set()
         self._broken: Exception | None = None
         self._deadline = None if self.settings.timeout is None else time.monotonic() + self.settings.timeout
-        self.makespan = Makespan(len(self.devices))
         self._strategy = resolve(self.settings.strategy, budgeted=self.settings.device_memory is not None)
+        self.makespan = Makespan(len(self.devices), chains=not self._strategy.spans_devices)
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self.interrupted:
             self._interrupt()
@@ -149,7 +149,7 @@ class Search:
             python_path=[folder] if folder else [],
             expect=at_once,
             policy=POLICIES[self._strategy.policy],
-            slots=1 if self._strategy.builds_apart else SLOTS,
+            slots=1 if POLICIES[self._strategy.policy].lazy else SLOTS,
             warm=self._strategy.builds_apart,
         )
         thread = StudyThread(lambda: OwnedStudy(self.settings, self.space, self.source))
@@ -163,6 +163,7 @@ class Search:
                     strategy=self._strategy,
                     engine=engine,
                     study=thread,
+                    at_once=at_once,
                     files=thread.study.files,
                     stopping=self._stop.is_set,
                     on_progress=self.display.trial_progress,
@@ -211,7 +212,7 @@ class Search:
     @property
     def _concurrency(self) -> int:
         # One more than devices where trials move: while one is cut or saved in the builder, every device has another.
-        return self.settings.concurrency or len(self.devices) + self._strategy.builds_apart
+        return self.settings.concurrency or self._strategy.trials_at_once(len(self.devices))
 
     def _may_ask(self, trials: int, limit: int) -> bool:
         in_time = self._deadline is None or time.monotonic() < self._deadline
@@ -283,7 +284,8 @@ class Search:
             facts.add(unit, result)
             if unit.role is Role.DEVICE:
                 self.makespan.add(unit.trial, result.started, result.seconds)
-            self.study.post(self.study.study.unit, unit, result)
+            if unit.recorded:
+                self.study.post(self.study.study.unit, unit, result)
         self.display.unit_ended(unit, result)
 
     def worker_line(self, device: str, line: str) -> None:

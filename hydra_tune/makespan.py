@@ -10,6 +10,8 @@ class Makespan:
     """The work of a search on its devices, as it is done."""
 
     devices: int
+    chains: bool = True
+    """Whether a trial runs on one device at a time: then none ends sooner than its own work takes."""
     work: dict[int, float] = field(default_factory=dict)
     """Seconds on devices, by trial."""
     _first: float = float("inf")
@@ -28,14 +30,15 @@ class Makespan:
 
     @property
     def bound(self) -> float:
-        """No schedule is shorter than the longest trial, nor than all work spread evenly: one trial is one chain."""
-        return max(max(self.work.values(), default=0.0), sum(self.work.values()) / self.devices)
+        """No schedule is shorter than the longest trial, nor than all work spread evenly."""
+        longest = max(self.work.values(), default=0.0) if self.chains else 0.0
+        return max(longest, sum(self.work.values()) / self.devices)
 
     def line(self) -> str:
         """For people; empty where nothing ran."""
         if not self.bound:
             return ""
-        longest = max(self.work.values()) >= sum(self.work.values()) / self.devices
+        longest = self.chains and max(self.work.values()) >= sum(self.work.values()) / self.devices
         least = "the longest trial" if longest else f"all work spread over {self.devices} devices"
         ratio = self.seconds / self.bound
         return f"devices ran for {self.seconds:.1f} s, {ratio:.2f} of the least possible ({least}: {self.bound:.1f} s)"

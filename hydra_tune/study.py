@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
-from hydra_tune.engine.unit import Unit, UnitResult
+from hydra_tune.engine.unit import StepRecord, Unit, UnitResult
 from hydra_tune.errors import SpecError
 from hydra_tune.files import StudyFiles
 from hydra_tune.ledger import Ledger
@@ -289,9 +289,15 @@ class OwnedStudy:
             self.records.unit(
                 unit.trial, unit.attempt, unit.kind, result.device, result.started, result.seconds, result.peak_bytes
             )
-        for step in result.steps:
+        self.steps(unit.trial, unit.attempt, result.device, result.peak_bytes, result.steps)
+
+    def steps(
+        self, number: int, attempt: str, device: str, peak_bytes: int | None, steps: Sequence[StepRecord]
+    ) -> None:
+        """Record steps of a trial on a device."""
+        for step in steps:
             self.records.unit(
-                unit.trial, unit.attempt, step.kind, result.device, step.started, step.seconds, result.peak_bytes,
+                number, attempt, step.kind, device, step.started, step.seconds, peak_bytes,
                 shard=step.shard, read_bytes=step.read_bytes, written_bytes=step.written_bytes, steps=step.count,
             )  # fmt: skip
 

@@ -87,6 +87,8 @@ class TrialRecord:
     communicated_bytes: int | None
     spill_read_bytes: int | None
     spill_written_bytes: int | None
+    plan: dict[str, Any] | None
+    """Which part of the model ran where, where the strategy has such a plan."""
     seed: int | None
     device: str | None
     error: str | None
@@ -308,6 +310,7 @@ def _record(trial: FrozenTrial, row: Row[Any] | None) -> TrialRecord:
         communicated_bytes=row.communicated_bytes if row else None,
         spill_read_bytes=row.spill_read_bytes if row else None,
         spill_written_bytes=row.spill_written_bytes if row else None,
+        plan=json.loads(row.plan) if row and row.plan else None,
         seed=row.seed if row else None,
         device=row.device if row else None,
         error=row.error if row else None,

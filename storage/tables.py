@@ -100,6 +100,8 @@ HYDRA_TRIALS = Table(
     # To and from the spill store.
     Column("spill_read_bytes", BigInteger),
     Column("spill_written_bytes", BigInteger),
+    # Which part of the model ran where, as JSON: for strategies that have such a plan.
+    Column("plan", Text),
 )
 
 HYDRA_ATTEMPTS = Table(

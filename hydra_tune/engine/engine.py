@@ -177,6 +177,15 @@ class Engine:
         finally:
             self._forget(job)
 
+    def workers_of_all_devices(self) -> tuple[int, ...]:
+        """A worker of each device, in their order; those that are not there yet are started."""
+        found = {worker.device: worker.id for worker in self._workers.values() if worker.role is Role.DEVICE}
+        for device in self.devices:
+            if device not in found:
+                self._start_worker(Role.DEVICE, device)
+        found = {worker.device: worker.id for worker in self._workers.values() if worker.role is Role.DEVICE}
+        return tuple(found[device] for device in self.devices)
+
     def drop(self, attempt: str, role: Role | None = None) -> None:
         """Free what workers hold for an attempt, at once; with a `role`, only those of that kind."""
         if role is None:

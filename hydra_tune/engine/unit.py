@@ -37,6 +37,8 @@ class Unit:
     """Seconds of work that the trial still has, this unit included; None while nothing is measured."""
     deadline: float | None = None
     """Seconds without a sign of life, a call of user code or the end, after which the unit counts as hung."""
+    recorded: bool = True
+    """Whether it gets a row of its own; else its strategy records many at once."""
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ devices is dropped.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra_tune.builds import Blueprint
 from hydra_tune.engine.engine import Engine
-from hydra_tune.engine.unit import Role, Unit, UnitResult
+from hydra_tune.engine.unit import Role, StepRecord, Unit, UnitResult
 from hydra_tune.training import Progress
 
 
@@ -54,6 +54,8 @@ class TrialRun(ABC):
     profiles: Path
     """Where the measured costs of models are kept, for all trials and runs."""
     engine: Engine
+    at_once: int
+    """How many trials may be on the devices at the same time."""
 
     async def unit(
         self,
@@ -63,12 +65,13 @@ class TrialRun(ABC):
         role: Role = Role.DEVICE,
         worker: int | None = None,
         remaining: float | None = None,
+        recorded: bool = True,
     ) -> UnitResult:
-        """Await one unit of this trial."""
+        """Await one unit of this trial; one of many short ones is not `recorded` by itself, but with `worked`."""
         result = await self.engine.run(
             Unit(
                 trial=self.number, attempt=self.attempt, kind=kind, work=work, args=args, role=role,
-                worker=worker, remaining=remaining, deadline=self.deadline(kind),
+                worker=worker, remaining=remaining, deadline=self.deadline(kind), recorded=recorded,
             )
         )  # fmt: skip
         self.measured(kind, result.seconds)
@@ -101,8 +104,12 @@ class TrialRun(ABC):
         """Expected seconds of training left, as the scheduler counts them; None where nothing was measured."""
 
     @abstractmethod
-    def planned(self, strategy: str, shards: int) -> None:
-        """The trial is trained by this strategy, in so many shards."""
+    def planned(self, strategy: str, shards: int, plan: dict[str, Any] | None = None) -> None:
+        """The trial is trained by this strategy, in so many shards or stages; `plan` says which, as plain data."""
+
+    @abstractmethod
+    def worked(self, device: str, steps: Sequence[StepRecord]) -> None:
+        """Units that were not recorded one by one, summed up."""
 
     @abstractmethod
     def spilled(self, read: int, written: int) -> None:
@@ -146,8 +153,14 @@ class Strategy(ABC):
     summary: ClassVar[str]
     builds_apart: ClassVar[bool] = False
     """Whether candidates are built in the builder from the first one on, and wait there to be taken apart."""
+    spans_devices: ClassVar[bool] = False
+    """Whether a trial can be on several devices at the same time."""
     policy: str = "fair"
     """By which a device that is free chooses among trials: a name of the scheduler's."""
+
+    def trials_at_once(self, devices: int) -> int:
+        """How many trials keep so many devices busy."""
+        return devices + self.builds_apart
 
     @abstractmethod
     async def train(self, run: TrialRun) -> None:
