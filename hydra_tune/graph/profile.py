@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from hydra_tune.engine.memory import TensorBytes
 from hydra_tune.graph.capture import Captured, Node, untouched
 from hydra_tune.graph.costs import NodeCost, aligned, as_json, from_json
 
-FORMAT = 4
+FORMAT = 5
 StateLayout = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]]
 PilotOptimizer = Callable[[str, nn.Parameter], torch.optim.Optimizer | None]
 """Makes the optimizer of one parameter, given its name; None for one that is not trained."""
@@ -43,6 +43,12 @@ class Profile:
     mutated: frozenset[int]
     """Values that a node changes in place after another node made them."""
     input_bytes: int
+    value_bytes: Mapping[int, int] = field(default_factory=dict)
+    """What each value takes that one node makes and another one uses."""
+    draws: bool = False
+    """Whether its forward in training draws random numbers."""
+    changes_buffers: bool = False
+    """Whether its forward in training changes buffers, as batch-norm does."""
 
 
 def profile(
@@ -86,7 +92,10 @@ def profile(
                 shared={name: sizes[name] for name in own if name in tied},
             )
         )  # fmt: skip
-    return Profile(tuple(nodes), pilot.state, frozenset(pilot.mutated_in), _bytes_of(inputs))
+    return Profile(
+        tuple(nodes), pilot.state, frozenset(pilot.mutated_in), _bytes_of(inputs), pilot.value_bytes, pilot.draws,
+        bool(pilot.changed_buffers),
+    )  # fmt: skip
 
 
 @contextmanager
@@ -152,6 +161,8 @@ class _Pilot:
         """The first node that changes a value in place, for values that an earlier node made."""
         self.changed_buffers: set[str] = set()
         """Buffers that the forward changes, or puts another tensor in the place of."""
+        self.value_bytes: dict[int, int] = {}
+        self.draws = False
         self._crossing: dict[int, _Crossing] = {}
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
 
@@ -160,6 +171,7 @@ class _Pilot:
         values: dict[int, Any] = dict(enumerate(inputs))
         saved = _SavedBytes([*self.model.parameters(), *self.model.buffers(), *_tensors(inputs)])
         before = {name: (buffer, buffer._version) for name, buffer in self.model.named_buffers()}
+        stream = torch.get_rng_state()
         for index, node in enumerate(self.captured.nodes):
             last = index == len(self.captured.nodes) - 1
             facts, values = self._run_node(index, node, values, saved, last=last, counting=counting)
@@ -167,6 +179,7 @@ class _Pilot:
         for name, buffer in self.model.named_buffers():
             if name not in before or before[name][0] is not buffer or before[name][1] != buffer._version:
                 self.changed_buffers.add(name)
+        self.draws |= not torch.equal(stream, torch.get_rng_state())
         return measured
 
     def _run_node(
@@ -188,6 +201,7 @@ class _Pilot:
         after = {value: entered[value] for value in self.program.crossing(node.stop)}
         facts.activation_bytes, facts.saved_input_bytes = saved.total, saved.total - saved.made
         facts.boundary_bytes = _bytes_of(list(after.values()))
+        self.value_bytes |= {value: _bytes_of(tree) for value, tree in after.items()}
         facts.forward_peak_bytes = max(0, counter.peak - there - saved.made)
         for value, tensor, version in given:
             if tensor._version != version:
@@ -398,7 +412,11 @@ def load_profile(directory: Path, key: str) -> Profile | None:
             name: {k: (getattr(torch, dtype), tuple(shape)) for k, (dtype, shape) in tensors.items()}
             for name, tensors in stored["state"].items()
         }
-        return Profile((from_json(stored["nodes"])), state, frozenset(stored["mutated"]), stored["input_bytes"])
+        return Profile(
+            from_json(stored["nodes"]), state, frozenset(stored["mutated"]), stored["input_bytes"],
+            {int(value): size for value, size in stored["value_bytes"].items()}, stored["draws"],
+            stored["changes_buffers"],
+        )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # not there, or not whole: it is measured again
 
@@ -411,7 +429,8 @@ def keep_profile(directory: Path, key: str, found: Profile) -> None:
     }
     document = {
         "nodes": as_json(found.nodes), "state": state, "mutated": sorted(found.mutated),
-        "input_bytes": found.input_bytes,
+        "input_bytes": found.input_bytes, "value_bytes": dict(found.value_bytes), "draws": found.draws,
+        "changes_buffers": found.changes_buffers,
     }  # fmt: skip
     directory.mkdir(parents=True, exist_ok=True)
     unfinished = directory / f"{key}.{os.getpid()}.tmp"

@@ -7,7 +7,7 @@ as they are; only the control flow between them is written down. It holds no ten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,19 +99,33 @@ class Program:
     def run(self, model: nn.Module, values: dict[int, Any], start: int, stop: int, *, training: bool) -> None:
         """Run operations `start` to `stop`, reading and adding to `values`; a value is let go after its last use."""
         ops = self.training if training else self.evaluation
-        last = _last_uses(ops, start, stop)
+        last = _last_uses(ops, range(start, stop))
         for index in range(start, stop):
-            op = ops[index]
-            args, kwargs = fill(op.args, values, model), fill(op.kwargs, values, model)
-            values[self.value_of(index)] = _call(op, model, args, kwargs)
-            del args, kwargs
+            values[self.value_of(index)] = _done(ops[index], model, values)
             for value in last.get(index, ()):
                 if value not in self._used_after(stop):
+                    del values[value]
+
+    def run_some(
+        self, model: nn.Module, values: dict[int, Any], some: Sequence[int], keep: Collection[int], *, training: bool
+    ) -> None:
+        """Run some operations, in order; of the values, those in `keep` stay, and any other goes after its last use."""
+        ops = self.training if training else self.evaluation
+        last = _last_uses(ops, some)
+        for index in some:
+            values[self.value_of(index)] = _done(ops[index], model, values)
+            for value in last.get(index, ()):
+                if value not in keep:
                     del values[value]
 
     def outputs(self, values: Mapping[int, Any]) -> Any:
         """The model's output from its values."""
         return fill(self.output, values, None)
+
+    @property
+    def results(self) -> frozenset[int]:
+        """The values that the output is made of."""
+        return frozenset(leaf.value for leaf in leaves(self.output) if isinstance(leaf, Ref))
 
     def crossing(self, op: int) -> frozenset[int]:
         """The values that cross a cut right before operation `op`: made before it, used from it on."""
@@ -122,7 +136,7 @@ class Program:
         cache: dict[int, frozenset[int]] = self.__dict__.setdefault("_uses", {})
         if op not in cache:
             later = (refs for each in self.training[op:] for refs in each.refs())
-            cache[op] = frozenset(later) | {leaf.value for leaf in leaves(self.output) if isinstance(leaf, Ref)}
+            cache[op] = frozenset(later) | self.results
         return cache[op]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -168,6 +182,10 @@ def attribute(model: nn.Module, name: str) -> Any:
     return getattr(model.get_submodule(".".join(path)), last)
 
 
+def _done(op: Op, model: nn.Module, values: Mapping[int, Any]) -> Any:
+    return _call(op, model, fill(op.args, values, model), fill(op.kwargs, values, model))
+
+
 def _call(op: Op, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if op.kind == "module":
         return model.get_submodule(str(op.target))(*args, **kwargs)
@@ -177,10 +195,10 @@ def _call(op: Op, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     return op.target(*args, **kwargs)
 
 
-def _last_uses(ops: Sequence[Op], start: int, stop: int) -> dict[int, list[int]]:
-    """For each operation of the range, the values that no later one of the range uses."""
+def _last_uses(ops: Sequence[Op], some: Sequence[int]) -> dict[int, list[int]]:
+    """For each of these operations, the values that no later one of them uses."""
     last: dict[int, int] = {}
-    for index in range(start, stop):
+    for index in some:
         for value in ops[index].refs():
             last[value] = index
     by_op: dict[int, list[int]] = {}

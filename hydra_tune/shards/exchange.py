@@ -15,11 +15,11 @@ from hydra_tune.engine.spill import SpillFiles
 from hydra_tune.shards.layout import Layout
 from hydra_tune.shards.logbook import Logbook, as_scalar, plain_scalar
 from hydra_tune.shards.optimizers import OptimizerParts
-from hydra_tune.shards.plan import Bundle, Plan
+from hydra_tune.shards.plan import Blocks, Bundle
 
 
 def take_apart(
-    state: dict[str, Any], plan: Plan, parts: OptimizerParts, files: SpillFiles, *, commits: int = 0
+    state: dict[str, Any], plan: Blocks, parts: OptimizerParts, files: SpillFiles, *, commits: int = 0
 ) -> None:
     """Write a training's state, as `Training.state` gives it, to a trial's files, and commit it."""
     position, gradients, optimizer = state["position"], state["gradients"], state["optimizer"]
@@ -41,10 +41,10 @@ def take_apart(
             _write(files, f"g/{bundle.name}", bundle.weights, gradients)
         if logbook.kept:
             _write(files, f"k/w/{bundle.name}", bundle.weights, state["kept"])
-    for shard in plan.shards:
-        _write(files, f"b/{shard.index}", shard.buffers, state["tensors"])
+    for key, layout in plan.buffers.items():
+        _write(files, key, layout, state["tensors"])
         if logbook.kept:
-            _write(files, f"k/b/{shard.index}", shard.buffers, state["kept"])
+            _write(files, f"k/{key}", layout, state["kept"])
     files.commit(logbook.as_json())
 
 
@@ -67,7 +67,7 @@ def _optimizer_tensors(bundle: Bundle, own: Mapping[str, Mapping[str, Any]], log
     return found
 
 
-def put_together(files: SpillFiles, plan: Plan, parts: OptimizerParts, data: tuple[int, int, int]) -> dict[str, Any]:
+def put_together(files: SpillFiles, plan: Blocks, parts: OptimizerParts, data: tuple[int, int, int]) -> dict[str, Any]:
     """The state of the last commit, as `Training.state` gives it."""
     logbook = Logbook.from_json(files.notes)
     tensors: dict[str, torch.Tensor] = {}
@@ -87,8 +87,8 @@ def put_together(files: SpillFiles, plan: Plan, parts: OptimizerParts, data: tup
                 scalars = {key: as_scalar(value) for key, value in logbook.started[name].items()}
                 if scalars or own:
                     optimizer[parts.order.index(name)] = {**scalars, **own}
-    for shard in plan.shards:
-        tensors |= _read(files, f"b/{shard.index}", shard.buffers)
+    for key, layout in plan.buffers.items():
+        tensors |= _read(files, key, layout)
     return {
         "tensors": tensors,
         "gradients": gradients,
@@ -106,22 +106,22 @@ def put_together(files: SpillFiles, plan: Plan, parts: OptimizerParts, data: tup
     }  # fmt: skip
 
 
-def weights(files: SpillFiles, plan: Plan) -> dict[str, torch.Tensor]:
+def weights(files: SpillFiles, plan: Blocks) -> dict[str, torch.Tensor]:
     """All parameters and buffers of the last commit: those of the epoch to keep, where one was kept."""
     return kept_weights(files, plan) if Logbook.from_json(files.notes).kept else _tensors(files, plan, "")
 
 
-def kept_weights(files: SpillFiles, plan: Plan) -> dict[str, torch.Tensor]:
+def kept_weights(files: SpillFiles, plan: Blocks) -> dict[str, torch.Tensor]:
     """The weights of the best epoch so far."""
     return _tensors(files, plan, "k/")
 
 
-def _tensors(files: SpillFiles, plan: Plan, prefix: str) -> dict[str, torch.Tensor]:
+def _tensors(files: SpillFiles, plan: Blocks, prefix: str) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for bundle in plan.bundles:
         found |= _read(files, f"{prefix}w/{bundle.name}", bundle.weights)
-    for shard in plan.shards:
-        found |= _read(files, f"{prefix}b/{shard.index}", shard.buffers)
+    for key, layout in plan.buffers.items():
+        found |= _read(files, f"{prefix}{key}", layout)
     return found
 
 

@@ -46,6 +46,15 @@ class OptimizerParts:
         """An optimizer of this one parameter, without state."""
         return self._made([{**options, "params": [parameter]}])
 
+    def for_parameters(self, parameters: Mapping[str, nn.Parameter], options: Sequence[Options]) -> Grouped:
+        """An optimizer of these parameters, in groups as the whole one has them, without state."""
+        groups: dict[int, list[nn.Parameter]] = {}
+        for name in self.order:
+            if name in parameters:
+                groups.setdefault(self.group_of[name], []).append(parameters[name])
+        made = self._made([{**options[group], "params": members} for group, members in groups.items()])
+        return Grouped(made, tuple(groups))
+
     def for_schedule(self) -> torch.optim.Optimizer:
         """An optimizer with all groups and no real parameters, for a scheduler to work on."""
         return self._made([{**options, "params": [nn.Parameter(torch.zeros(1))]} for options in self.pristine])
@@ -54,6 +63,19 @@ class OptimizerParts:
         made = self.kind.__new__(self.kind)
         made.__setstate__({"defaults": dict(self.defaults), "state": defaultdict(dict), "param_groups": groups})
         return made
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """An optimizer of some parameters, and which groups of the whole one its groups are."""
+
+    optimizer: torch.optim.Optimizer
+    groups: tuple[int, ...]
+
+    def update(self, options: Sequence[Options]) -> None:
+        """Give its groups the options that the whole one's have now."""
+        for group, index in zip(self.optimizer.param_groups, self.groups, strict=True):
+            group.update(options[index])
 
 
 def options_of(optimizer: torch.optim.Optimizer) -> tuple[Options, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -43,6 +44,16 @@ class Bundle:
         return sum(layout.size for layout in self.optimizer.values())
 
 
+class Blocks(Protocol):
+    """What of a trial's state lies in which block."""
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]: ...
+
+    @property
+    def buffers(self) -> Mapping[str, Layout]: ...
+
+
 @dataclass(frozen=True)
 class Shard:
     """A run of operations with what it needs."""
@@ -73,6 +84,11 @@ class Plan:
     def steps_a_batch(self) -> int:
         return 2 * len(self.shards) - 1
 
+    @property
+    def buffers(self) -> dict[str, Layout]:
+        """By the block's key: the buffers of each shard."""
+        return {f"b/{shard.index}": shard.buffers for shard in self.shards}
+
 
 def make_plan(
     captured: Captured,
@@ -98,7 +114,7 @@ def make_plan(
             users.setdefault(name, [])
         elif not any(name in each for each in buffers):
             buffers[0][name] = None
-    bundles = _bundles(users, tensors, state)
+    bundles = bundles_of(users, tensors, state)
     shards = []
     program = captured.program
     for index, cost in enumerate(costs):
@@ -120,7 +136,7 @@ def make_plan(
     return Plan(tuple(shards), bundles, deferred, size + sum(shard.buffers.size for shard in shards))
 
 
-def _bundles(
+def bundles_of(
     users: Mapping[str, Sequence[int]], tensors: Mapping[str, torch.Tensor], state: StateLayout
 ) -> tuple[Bundle, ...]:
     """Parameters with the same users together: one bundle a shard, and one for each set of shards that share."""

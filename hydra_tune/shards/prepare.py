@@ -51,14 +51,21 @@ class Prospect:
         return cut.shards
 
 
-def examine(training: Training, profiles: Path) -> Prospect:
-    """Capture and profile a candidate; what an earlier trial with the same costs has shown is not measured again."""
+def examine(training: Training, profiles: Path, rows: int | None = None) -> Prospect:
+    """Capture and profile a candidate, for a batch or so many rows of one.
+
+    What an earlier trial with the same costs has shown is not measured again.
+    """
     candidate, model = training.candidate, training.model
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer = candidate.optimizer(list(model.parameters()))
     parts = OptimizerParts.of(optimizer, names)
     inputs, targets = training.batches.fetch(0, 0)
-    pilot = _few_rows(inputs, training.batches.rows_at(0))
+    whole = training.batches.rows_at(0)
+    if rows is not None:
+        inputs, targets = first_rows(inputs, whole, rows), first_rows(targets, whole, rows)
+        whole = rows
+    pilot = first_rows(inputs, whole, PILOT_ROWS)
 
     def key_of(captured: Captured) -> str:
         shapes = _shapes(captured.program.bind(inputs)), _shapes([targets])
@@ -87,13 +94,13 @@ def examine(training: Training, profiles: Path) -> Prospect:
     return Prospect(captured, found, parts, candidate.clip_grad_norm is not None or candidate.accumulate > 1)
 
 
-def _few_rows(inputs: Any, rows: int) -> Any:
-    """The first rows of a batch, where it is made of rows."""
+def first_rows(tree: Any, rows: int, count: int) -> Any:
+    """The first rows of a batch's inputs or targets, where they are made of rows."""
 
     def first(leaf: Any) -> Any:
-        return leaf[:PILOT_ROWS] if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == rows else leaf
+        return leaf[:count] if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == rows else leaf
 
-    return tree_map(first, inputs)
+    return tree_map(first, tree)
 
 
 def _smaller_batches(training: Training) -> list[Any]:
