@@ -8,6 +8,7 @@ from typing import Any
 
 from hydra_tune.errors import SpecError, nearest, quoted
 from hydra_tune.strategies.base import Strategy
+from hydra_tune.strategies.pipeline import Pipeline
 from hydra_tune.strategies.shard import Shard
 from hydra_tune.strategies.whole import Whole
 
@@ -51,3 +52,4 @@ def resolve(choice: str | Mapping[str, Any], *, budgeted: bool = False) -> Strat
 
 register(Whole)
 register(Shard)
+register(Pipeline)

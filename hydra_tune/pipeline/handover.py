@@ -1,0 +1,88 @@
+"""Handing tensors from one worker to another: through files on shared memory that both keep mapped.
+
+The sender copies a tensor into its place, the receiver reads it there, so a hand-over is one copy. A place belongs to
+one value of one micro-batch; the next batch uses it again, when everybody is done with this one. What travels through
+the coordinator is where to look, never the contents.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from hydra_tune.shards.values import compact, strided
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies."""
+
+    path: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    grad: bool
+    """Whether a gradient is to come back."""
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+class Handover:
+    """One worker's side of it, for one trial."""
+
+    def __init__(self, directory: Path, device: torch.device) -> None:
+        self.directory = directory
+        self.device = device
+        self.sent_bytes = 0
+        self._mapped: dict[str, torch.Tensor] = {}
+
+    def send(self, name: str, tree: Any) -> Any:
+        """Put the tensors of a value where others find them; the same tree, with their places instead of them."""
+        leaves, spec = tree_flatten(tree)
+        return tree_unflatten([self._put(f"{name}-{i}", leaf) for i, leaf in enumerate(leaves)], spec)
+
+    def receive(self, tree: Any) -> Any:
+        """The value that another worker sent; on a CPU its tensors are the sender's own bytes, not to be changed."""
+        return tree_map(lambda leaf: self._get(leaf) if isinstance(leaf, Place) else leaf, tree)
+
+    def _put(self, name: str, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        tensor = compact(leaf.detach())
+        place = Place(
+            str(self.directory / name), tensor.dtype, tuple(tensor.shape), tensor.stride(), leaf.requires_grad
+        )
+        if place.bytes:
+            self._at(place, make=True).copy_(tensor)
+            self.sent_bytes += place.bytes
+        return place
+
+    def _get(self, place: Place) -> torch.Tensor:
+        if not place.bytes:
+            return torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device=self.device)
+        return self._at(place, make=False).to(self.device).requires_grad_(place.grad)
+
+    def _at(self, place: Place, *, make: bool) -> torch.Tensor:
+        block = self._mapped.get(place.path)
+        if block is None or block.numel() < place.bytes:
+            if make:
+                self._grow(place)
+            block = torch.from_file(place.path, shared=True, size=place.bytes, dtype=torch.uint8)
+            self._mapped[place.path] = block
+        return strided(block, place.dtype, 0, place.shape, place.stride)
+
+    def _grow(self, place: Place) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(place.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if os.fstat(descriptor).st_size < place.bytes:
+                os.posix_fallocate(descriptor, 0, place.bytes)  # now, and not as a bus error later
+        finally:
+            os.close(descriptor)

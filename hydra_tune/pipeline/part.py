@@ -1,0 +1,353 @@
+"""One device's share of a pipelined trial: the stages it runs, their parameters and optimizer, and what is in flight.
+
+Each stage has its own little autograd graph for each micro-batch: values come in as leaves, and the gradients that
+gather there are handed back to whoever made them. Gradients of parameters add up over the micro-batches, each weighted
+by its rows, until the step; so the step is that of the whole batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hydra_tune.batches import Batches, move
+from hydra_tune.engine.memory import TensorBytes
+from hydra_tune.engine.spill import SpillFiles
+from hydra_tune.graph.program import program_inputs
+from hydra_tune.pipeline.handover import Handover
+from hydra_tune.pipeline.kit import Fetched, Forwarded, PipelineKit, Random, Sent
+from hydra_tune.pipeline.microbatches import bounds, split
+from hydra_tune.pipeline.stages import TARGETS, Stage
+from hydra_tune.seeds import RandomState, seed_everything
+from hydra_tune.shards.exchange import put_together, take_apart
+from hydra_tune.shards.optimizers import Schedule
+from hydra_tune.training import Diverged, as_number
+
+MEASURED_STEPS = 2
+"""Steps in which every tensor is counted; then all batches take the same."""
+
+
+@dataclass
+class _Graph:
+    """What a forward leaves for its backward."""
+
+    entered: dict[int, list[torch.Tensor]]
+    """The tensors of each value that came in from a stage."""
+    gave: dict[int, list[torch.Tensor]]
+
+
+@dataclass
+class _InFlight:
+    """A micro-batch that is on its way."""
+
+    values: dict[int, Any] = field(default_factory=dict)
+    graphs: dict[int, _Graph] = field(default_factory=dict)
+    gradients: dict[tuple[int, int], list[torch.Tensor | None]] = field(default_factory=dict)
+    """By value, and the stage that gives them."""
+
+
+class Part:
+    """The stages of one trial on one device."""
+
+    def __init__(self, kit: PipelineKit, index: int, device: torch.device, files: SpillFiles, directory: Path) -> None:
+        self.kit = kit
+        self.index = index
+        self.device = device
+        self.files = files
+        self.model: nn.Module = kit.candidate.model
+        self.handover = Handover(directory, device)
+        self.batches = Batches(kit.candidate, kit.train, training=True, seed=kit.seed)
+        self.valid = None if kit.valid is None else Batches(kit.candidate, kit.valid, training=False)
+        self.steps = 0
+        self.kept: dict[str, torch.Tensor] | None = None
+        self._lanes: dict[int, _InFlight] = {}
+        self._measured = 0
+        self._restore(put_together(files, kit.held[index], kit.parts, kit.data))
+        self.tensors = TensorBytes([*self._own(self.model.named_parameters()), *self._own(self.model.named_buffers())])
+        self._evaluation: RandomState | None = None
+
+    def close(self) -> None:
+        """Free what is in flight."""
+        self._lanes.clear()
+        self.files.close()
+
+    def counting(self) -> Any:
+        """While active, tensors are counted, in the first steps; all later ones take the same."""
+        return self.tensors if self._measured < MEASURED_STEPS else _Nothing()
+
+    # The batch
+
+    def fetch(self, epoch: int, position: int, count: int, random: Random) -> Fetched:
+        """Make a batch and cut it into micro-batches; what of each other devices need."""
+        if random is not None:
+            self.random = _random(random)
+        self.random.restore(self.device)
+        inputs, targets = move(self.batches.fetch(epoch, position), self.device)
+        self.random = RandomState.capture(self.device)
+        self.kit.program.check(program_inputs(inputs))
+        rows = self.batches.rows_at(position)
+        sent = [
+            self._admit(lane, split(inputs, rows, start, stop), split(targets, rows, start, stop))
+            for lane, (start, stop) in enumerate(bounds(rows, count))
+        ]
+        return Fetched(sent, self.random.state() if self.kit.draws else None)
+
+    def fetch_valid(self, position: int, lane: int) -> Sent:
+        """Make a batch of the validation data; one that draws random numbers draws this trial's."""
+        assert self.valid is not None
+        before = RandomState.capture(self.device)
+        start = self.random if position == 0 or self._evaluation is None else self._evaluation
+        start.restore(self.device)
+        inputs, targets = move(self.valid.fetch(0, position), self.device)
+        self._evaluation = RandomState.capture(self.device)
+        before.restore(self.device)
+        return self._admit(lane, inputs, targets)
+
+    def _admit(self, lane: int, inputs: Any, targets: Any) -> Sent:
+        flight = self._lanes[lane] = _InFlight()
+        flight.values = {**dict(enumerate(self.kit.program.bind(inputs))), TARGETS: targets}
+        wanted: set[int] = set()
+        for stage in self.kit.stages:
+            if stage.device != self.index:
+                wanted.update(value for value in self._takes(stage) if value in flight.values)
+        return {value: self.handover.send(f"x{value}-{lane}", flight.values[value]) for value in sorted(wanted)}
+
+    def _takes(self, stage: Stage) -> tuple[int, ...]:
+        return (*stage.takes, TARGETS) if stage.loss else stage.takes
+
+    # Training
+
+    def forward(self, stage: Stage, lane: int, arrived: Sent, weight: float, random: Random) -> Forwarded:
+        """A stage's forward for a micro-batch; that with the loss goes backward at once."""
+        flight = self._arrive(lane, arrived)
+        self._mode(training=True)
+        if random is not None:
+            _random(random).restore(self.device)
+        first = self.kit.program.value_of(0)
+        values, entered = {}, {}
+        for value in stage.takes:
+            leaves: list[torch.Tensor] = []
+            values[value] = tree_map(
+                lambda leaf, v=value, into=leaves: self._enter(leaf, v, into), flight.values[value]
+            )
+            if value >= first:
+                entered[value] = leaves
+        keep = {*stage.gives, *(self.kit.program.results if stage.loss else ())}
+        self.kit.program.run_some(self.model, values, stage.ops, keep, training=True)
+        after = RandomState.capture(self.device).state() if random is not None else None
+        graph = _Graph(entered, {value: _tensors(values[value]) for value in stage.gives})
+        if stage.loss:
+            loss = self._loss(values, flight.values[TARGETS], weight)
+            return Forwarded(self._pass_back(stage, lane, graph), after, loss)
+        flight.graphs[stage.index] = graph
+        flight.values |= {value: values[value] for value in stage.gives}
+        return Forwarded(self._hand_on(stage, lane), after)
+
+    def _loss(self, values: Mapping[int, Any], targets: Any, weight: float) -> float:
+        candidate = self.kit.candidate
+        loss = candidate.loss(self.kit.program.outputs(values), targets)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise Diverged("the training loss", value, self.steps)
+        weighted = loss if weight == 1.0 else loss * weight
+        (weighted / candidate.accumulate).backward()  # type: ignore[no-untyped-call]
+        return value
+
+    def backward(self, stage: Stage, lane: int, arrived: Sequence[tuple[int, Sent]]) -> Sent:
+        """A stage's backward for a micro-batch; `arrived` are gradients, with the stages that gave them."""
+        flight = self._lanes[lane]
+        for user, sent in arrived:
+            for value, places in sent.items():
+                flight.gradients[value, user] = self.handover.receive(places)
+        graph = flight.graphs.pop(stage.index)
+        roots: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        for value, tensors in graph.gave.items():
+            from_users = [flight.gradients.pop(key) for key in sorted(flight.gradients) if key[0] == value]
+            for i, tensor in enumerate(tensors):
+                given = [gradient for each in from_users if (gradient := each[i]) is not None]
+                if given:
+                    roots.append(tensor)
+                    gradients.append(sum(given[1:], given[0]))
+            flight.values.pop(value, None)
+        if roots:
+            torch.autograd.backward(roots, gradients)
+        return self._pass_back(stage, lane, graph)
+
+    def norms(self) -> dict[str, float]:
+        """The norm of each gradient, for clipping by the norm of all."""
+        named = dict(self._named(self.model.named_parameters()))
+        return {n: float(torch.linalg.vector_norm(p.grad)) for n, p in named.items() if p.grad is not None}
+
+    def step(self, factor: float) -> None:
+        """The optimizer's step for the parameters here, with their gradients times `factor`."""
+        with self.counting():
+            if factor != 1.0:
+                for parameter in self._own(self.model.named_parameters()):
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(factor)
+            self.optimizer.update(self.schedule.options)
+            self.optimizer.optimizer.step()
+            self.optimizer.optimizer.zero_grad()
+        self.steps += 1
+        self._measured += 1
+        if self.kit.candidate.schedule_every == "step":
+            self.schedule.step()
+
+    def end_batch(self) -> None:
+        """Nothing of the batch is needed any longer."""
+        self._lanes.clear()
+
+    # Epochs
+
+    def judge(self, stage: Stage, lane: int, arrived: Sent) -> tuple[Sent, dict[str, float]]:
+        """A stage's forward in evaluation; at the loss, the metrics of the batch."""
+        flight = self._arrive(lane, arrived)
+        self._mode(training=False)
+        keep = {*stage.gives, *(self.kit.program.results if stage.loss else ())}
+        values = {value: flight.values[value] for value in stage.takes}
+        with torch.no_grad():
+            self.kit.program.run_some(self.model, values, stage.ops, keep, training=False)
+            if not stage.loss:
+                flight.values |= {value: values[value] for value in stage.gives}
+                return self._hand_on(stage, lane), {}
+            candidate, outputs = self.kit.candidate, self.kit.program.outputs(values)
+            targets = flight.values[TARGETS]
+            judged = {"loss": float(candidate.loss(outputs, targets))}
+            for name, metric in candidate.metrics.items():
+                judged[name] = as_number(metric(outputs, targets), f"metric {name!r}")
+            return {}, judged
+
+    def end_epoch(self, loss: float) -> None:
+        """The epoch was judged by this loss: step an epoch schedule."""
+        self._lanes.clear()
+        if self.kit.candidate.schedule_every == "epoch":
+            self.schedule.step(loss)
+
+    def keep_weights(self) -> None:
+        """Remember the weights as they are now."""
+        self.kept = {name: tensor.detach().cpu().clone() for name, tensor in self._all().items()}
+
+    def collect(self, position: Mapping[str, Any], history: list[dict[str, float]], random: Random) -> None:
+        """Write this device's state to its files, for whoever puts the trial together."""
+        if random is not None:
+            self.random = _random(random)
+        state = {
+            "tensors": self._all(),
+            "gradients": {
+                n: p.grad for n, p in self._named(self.model.named_parameters()) if p.grad is not None
+            },
+            "optimizer": self._optimizer_state(),
+            "scheduler": self.schedule.state(),
+            "random": self.random.state(),
+            "position": dict(position),
+            "history": history,
+            "kept": self.kept,
+            "extra": self._extra,
+        }  # fmt: skip
+        take_apart(state, self.kit.held[self.index], self.kit.parts, self.files)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Take up a state that `take_apart` wrote."""
+        held, parts = self.kit.held[self.index], self.kit.parts
+        own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        self._names = held.names
+        for name in self._names:
+            own[name].data = state["tensors"][name].to(self.device).clone()
+        parameters = dict(self._named(self.model.named_parameters()))
+        for name, gradient in state["gradients"].items():
+            parameters[name].grad = gradient.to(self.device)
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in state["optimizer"]["param_groups"]]
+        self.schedule = Schedule(parts, self.kit.candidate.scheduler, state["scheduler"], groups)
+        self.optimizer = parts.for_parameters(parameters, self.schedule.options)
+        for index, kept in state["optimizer"]["state"].items():
+            self.optimizer.optimizer.state[parameters[parts.order[index]]] = {
+                key: value.to(self.device) if isinstance(value, torch.Tensor) and value.dim() else value
+                for key, value in kept.items()
+            }
+        self.random = RandomState.from_state(state["random"])
+        self.kept = state["kept"]
+        self.steps = state["position"]["steps"]
+        self._extra = state["extra"]
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        order = {name: index for index, name in enumerate(self.kit.parts.order)}
+        named = dict(self._named(self.model.named_parameters()))
+        state = self.optimizer.optimizer.state
+        kept = {order[name]: dict(state[p]) for name, p in named.items() if name in order and state.get(p)}
+        return {"state": kept, "param_groups": [dict(options) for options in self.schedule.options]}
+
+    # Values
+
+    def _arrive(self, lane: int, arrived: Sent) -> _InFlight:
+        flight = self._lanes.setdefault(lane, _InFlight())
+        for value, places in arrived.items():
+            flight.values[value] = self.handover.receive(places)
+        return flight
+
+    def _enter(self, leaf: Any, value: int, into: list[torch.Tensor]) -> Any:
+        """A tensor as a stage sees it: apart from the graph of whoever made it."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        inside = leaf.detach().requires_grad_(leaf.requires_grad)
+        into.append(inside)
+        return inside.clone() if value in self.kit.program.mutated else inside
+
+    def _hand_on(self, stage: Stage, lane: int) -> Sent:
+        """Send what stages on other devices take."""
+        flight = self._lanes[lane]
+        remote = {v for other in self.kit.stages if other.device != self.index for v in other.takes}
+        return {v: self.handover.send(f"x{v}-{lane}", flight.values[v]) for v in stage.gives if v in remote}
+
+    def _pass_back(self, stage: Stage, lane: int, graph: _Graph) -> Sent:
+        """The gradients of what came in: kept for makers here, sent to those elsewhere."""
+        flight, sent = self._lanes[lane], {}
+        first = self.kit.program.value_of(0)
+        for value, tensors in graph.entered.items():
+            maker = next(other for other in self.kit.stages if value - first in other.ops)
+            gradients = [tensor.grad for tensor in tensors]
+            if maker.device == self.index:
+                flight.gradients[value, stage.index] = gradients
+            else:
+                sent[value] = self.handover.send(f"d{value}-{stage.index}-{lane}", gradients)
+                flight.values.pop(value, None)
+        return sent
+
+    def _mode(self, *, training: bool) -> None:
+        if getattr(self, "_training", None) is not training:
+            self.model.train(training)
+            self._training = training
+
+    def _all(self) -> dict[str, torch.Tensor]:
+        return {**dict(self._named(self.model.named_parameters())), **dict(self._named(self.model.named_buffers()))}
+
+    def _named(self, tensors: Any) -> list[tuple[str, Any]]:
+        return [(name, tensor) for name, tensor in tensors if name in self._names]
+
+    def _own(self, tensors: Any) -> list[Any]:
+        return [tensor for _, tensor in self._named(tensors)]
+
+
+class _Nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_exc: object) -> None: ...
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _random(random: Random) -> RandomState:
+    if isinstance(random, int):
+        seed_everything(random)
+        return RandomState.capture()
+    assert random is not None
+    return RandomState.from_state(random)

@@ -1,0 +1,190 @@
+"""From a built candidate to a trial in stages: how many micro-batches are exact, which node goes where, what each gets.
+
+A candidate is profiled with the rows of one micro-batch. Each placer proposes a device for every node; what a step
+would take by it is played through, and the quickest that fits is taken. Baechi's placers (arXiv 2301.08695) minimise
+the time of one pass through the model, which for a chain means one device; with several micro-batches in flight a
+balanced cut is often better, so that is one more proposal here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hydra_tune.builds import Prepared
+from hydra_tune.engine.spill import SpillFiles
+from hydra_tune.graph.placement import PlacementInfeasible, place
+from hydra_tune.pipeline.kit import Held, PipelineKit
+from hydra_tune.pipeline.schedule import Prediction, in_flight, predict
+from hydra_tune.pipeline.stages import Atom, Stage, atoms_of, edges_of, groups_of, keeps_order, stages_of
+from hydra_tune.shards.layout import Layout
+from hydra_tune.shards.plan import bundles_of
+from hydra_tune.shards.prepare import Prospect
+from hydra_tune.training import Training
+
+PLACERS = ("best", "m-topo", "m-etf", "m-sct", "balanced")
+UNIT_SECONDS = 0.0005
+"""What it costs to start a unit, besides its work."""
+Way = Callable[[float], float]
+"""Seconds for so many bytes from one device to another."""
+
+
+@dataclass(frozen=True)
+class Layedout:
+    """A placement in stages, with the time of a step that it promises."""
+
+    placer: str
+    stages: tuple[Stage, ...]
+    prediction: Prediction
+
+
+def lay_out(
+    prospect: Prospect, devices: int, capacity: Sequence[int], microbatches: int, order: str, placer: str, way: Way
+) -> Layedout:
+    """The stages by that placer, or by the best one. Raises PlacementInfeasible."""
+    profile = prospect.profile
+    atoms = atoms_of(profile)
+    in_order = keeps_order(profile)
+    names = [name for name in PLACERS if name != "best"] if placer == "best" else [placer]
+    found: list[Layedout] = []
+    lacking: list[PlacementInfeasible] = []
+    for name in names:
+        try:
+            device = _placed(prospect, atoms, devices, capacity, microbatches, name, way)
+        except PlacementInfeasible as error:
+            lacking.append(error)
+            continue
+        stages = stages_of(prospect.captured, atoms, device, in_order=in_order)
+        if placer == "best" and _overfull(stages, capacity, order, microbatches):
+            continue
+        found.append(Layedout(name, stages, _prediction(stages, prospect, devices, microbatches, order, way)))
+    if not found:
+        raise lacking[0] if lacking else PlacementInfeasible("no placement leaves room for what is in flight")
+    return min(found, key=lambda layout: layout.prediction.seconds)
+
+
+def _placed(
+    prospect: Prospect, atoms: Sequence[Atom], devices: int, capacity: Sequence[int], microbatches: int, placer: str,
+    way: Way,
+) -> list[int]:  # fmt: skip
+    """A device for each atom."""
+    sizes: dict[Any, float] = {**edges_of(prospect.captured, atoms, prospect.profile.value_bytes)}
+    groups = groups_of(prospect.captured, atoms, buffers=prospect.profile.changes_buffers)
+    waiting = min(microbatches, devices)
+    memory: dict[Any, float] = {i: atom.state_bytes + waiting * atom.activation_bytes for i, atom in enumerate(atoms)}
+    if placer == "balanced":
+        return _balanced(atoms, groups, memory, devices, capacity)
+    found = place(
+        {i: atom.seconds for i, atom in enumerate(atoms)}, memory,
+        {edge: 2 * (way(size) + UNIT_SECONDS) for edge, size in sizes.items()},
+        devices=devices, capacity=list(capacity), algorithm=placer, edge_bytes=sizes, groups=groups,
+    )  # fmt: skip
+    return [found.device[i] for i in range(len(atoms))]
+
+
+def _balanced(
+    atoms: Sequence[Atom], groups: Sequence[set[int]], memory: dict[Any, float], devices: int, capacity: Sequence[int]
+) -> list[int]:
+    """Contiguous shares, so that the longest takes the least time; what shares parameters goes with its first user."""
+    follows = {atom: min(group) for group in groups for atom in group}
+    times = [0.0] * len(atoms)
+    sizes = [0.0] * len(atoms)
+    for index, atom in enumerate(atoms):
+        times[follows.get(index, index)] += atom.seconds
+        sizes[follows.get(index, index)] += memory[index]
+    total = [0.0, *itertools.accumulate(times)]
+    weight = [0.0, *itertools.accumulate(sizes)]
+    # best[k] after device k: for each end, the least possible longest share and where the last one begins
+    best: list[tuple[float, int]] = [
+        (total[end], 0) if weight[end] <= capacity[0] else (float("inf"), 0) for end in range(len(atoms) + 1)
+    ]
+    history = [best]
+    for device in range(1, devices):
+        following = []
+        for end in range(len(atoms) + 1):
+            options = [
+                (max(best[start][0], total[end] - total[start]), start)
+                for start in range(end + 1)
+                if weight[end] - weight[start] <= capacity[device]
+            ]
+            following.append(min(options, default=(float("inf"), 0)))
+        history.append(following)
+        best = following
+    if best[-1][0] == float("inf"):
+        raise PlacementInfeasible(f"{weight[-1]} bytes do not fit devices of {sum(capacity)} in {devices} shares")
+    device_of, end = [0] * len(atoms), len(atoms)
+    for device in range(devices - 1, -1, -1):
+        start = history[device][end][1]
+        device_of[start:end] = [device] * (end - start)
+        end = start
+    return [device_of[follows.get(index, index)] for index in range(len(atoms))]
+
+
+def _overfull(stages: Sequence[Stage], capacity: Sequence[int], order: str, microbatches: int) -> bool:
+    """Whether state and the micro-batches in flight are more than some device has."""
+    used = [0] * len(capacity)
+    for stage, waiting in zip(stages, in_flight(stages, order, microbatches), strict=True):
+        used[stage.device] += stage.state_bytes + waiting * stage.activation_bytes
+    return any(size > room for size, room in zip(used, capacity, strict=True))
+
+
+def _prediction(
+    stages: Sequence[Stage], prospect: Prospect, devices: int, microbatches: int, order: str, way: Way
+) -> Prediction:
+    sizes = prospect.profile.value_bytes
+
+    def between(one: Stage, other: Stage) -> float:
+        passed = set(one.gives) & set(other.takes) or set(one.takes) & set(other.gives)
+        apart = one.device != other.device
+        return UNIT_SECONDS + (way(sum(sizes.get(value, 0) for value in passed)) if apart else 0.0)
+
+    steps = [0.0] * devices
+    for stage in stages:
+        steps[stage.device] += stage.step_seconds
+    return predict(stages, devices, microbatches, order, way=between, step_seconds=steps)
+
+
+def make_kit(
+    prospect: Prospect, stages: Sequence[Stage], devices: int, prepared: Prepared, training: Training
+) -> PipelineKit:
+    """What the workers need; the model in it is still whole."""
+    where: dict[str, set[int]] = {}
+    tensors = training.named_tensors()
+    device_of = {op: stage.device for stage in stages for op in stage.ops}
+    for node in prospect.captured.nodes:
+        for name in (*node.parameters, *node.buffers):
+            where.setdefault(name, set()).update(device_of[op] for op in range(node.start, node.stop))
+    held = []
+    for device in range(devices):
+        mine = [name for name in tensors if device in where.get(name, {0})]
+        users = {name: [device] for name in mine if isinstance(tensors[name], nn.Parameter)}
+        buffers = [name for name in mine if name not in users]
+        layout = Layout.of((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in buffers)
+        held.append(Held(bundles_of(users, tensors, prospect.profile.state), {f"b/{device}": layout}))
+    return PipelineKit(
+        prepared.candidate, prepared.train, prepared.valid, training.batches.seed, prospect.captured.program,
+        tuple(stages), tuple(held), prospect.parts, prospect.profile.draws, training.data_shape(),
+    )  # fmt: skip
+
+
+def merged(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The state of a whole trial, as `Training.state` gives it, from those of its devices."""
+    first, *others = states
+    whole = {**first, "optimizer": dict(first["optimizer"])}
+    for other in others:
+        for name in ("tensors", "gradients"):
+            whole[name] = {**whole[name], **other[name]}
+        if whole["kept"] is not None:
+            whole["kept"] = {**whole["kept"], **other["kept"]}
+        whole["optimizer"]["state"] = {**whole["optimizer"]["state"], **other["optimizer"]["state"]}
+    return whole
+
+
+def files_of(places: Sequence[Path], name: str, device: int) -> SpillFiles:
+    """The files in which a device's state travels."""
+    return SpillFiles(places, f"{name}-{device}")

@@ -1,0 +1,181 @@
+"""The order in which stages take micro-batches, and how long a step takes by it: pure, on a virtual clock.
+
+Two orders. GPipe (arXiv 1811.06965) sends all micro-batches forward before the first one comes back. 1F1B (PipeDream,
+arXiv 1806.03377) lets only so many in as are needed to keep the stages behind busy, so fewer activations wait at once;
+it takes as long. The stage with the loss always goes backward at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hydra_tune.pipeline.stages import Stage
+
+ORDERS = ("1f1b", "gpipe")
+
+
+def in_flight(stages: Sequence[Stage], order: str, microbatches: int) -> list[int]:
+    """How many micro-batches may be between a stage's forward and its backward.
+
+    In 1F1B: one for each device from here to the loss, and one more, which is on its way.
+    """
+    if order == "gpipe":
+        return [microbatches] * len(stages)
+    users = users_of(stages)
+    depth = [1] * len(stages)
+    for stage in reversed(stages):
+        if not stage.loss:
+            hops = [depth[user] + (stages[user].device != stage.device) for user in users[stage.index]]
+            depth[stage.index] = max(hops, default=1)
+    limits = []
+    for stage in stages:
+        ends = stage.loss or not users[stage.index]  # one that nobody takes from has no backward to wait for
+        allowed = depth[stage.index] + (not stage.loss)
+        limits.append(microbatches if ends and not stage.loss else min(microbatches, allowed))
+    return limits
+
+
+def users_of(stages: Sequence[Stage]) -> list[list[int]]:
+    """For each stage, those that take its values."""
+    users: list[list[int]] = [[] for _ in stages]
+    for stage in stages:
+        taken = set(stage.takes)
+        for other in stage.before:
+            if taken.intersection(stages[other].gives):
+                users[other].append(stage.index)
+    return users
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How a step goes: its seconds, and how long each device computes in it."""
+
+    seconds: float
+    busy: tuple[float, ...]
+
+
+@dataclass
+class _Device:
+    free: float = 0.0
+    busy: float = 0.0
+    ready: list[tuple[float, int, tuple[str, int, int]]] = field(default_factory=list)
+
+
+def predict(
+    stages: Sequence[Stage], devices: int, microbatches: int, order: str, *,
+    way: Callable[[Stage, Stage], float], step_seconds: Sequence[float],
+) -> Prediction:  # fmt: skip
+    """Play a step through; `way` is how long values go from one stage to another, `step_seconds` each device's step."""
+    return _Play(stages, devices, microbatches, order, way, step_seconds).run()
+
+
+class _Play:
+    """One step: what is done starts what waits for it, and each device takes what has waited longest."""
+
+    def __init__(
+        self, stages: Sequence[Stage], devices: int, microbatches: int, order: str,
+        way: Callable[[Stage, Stage], float], step_seconds: Sequence[float],
+    ) -> None:  # fmt: skip
+        self.stages = stages
+        self.microbatches = microbatches
+        self.way = way
+        self.step_seconds = step_seconds
+        self.users = users_of(stages)
+        self.limit = in_flight(stages, order, microbatches)
+        self.devices = [_Device() for _ in range(devices)]
+        self.done: dict[tuple[str, int, int], float] = {}
+        self.begun: set[tuple[str, int, int]] = set()
+        self.count = itertools.count()
+
+    def run(self) -> Prediction:
+        events: list[tuple[float, int, int]] = []
+        for stage in self.stages:
+            for number in range(self.microbatches):
+                self._offer(("forward", stage.index, number))
+        self._start(events, 0.0)
+        while events:
+            now, _, device = heapq.heappop(events)
+            self._start(events, now, device)
+        ends = [
+            device.free + (self.step_seconds[index] if device.busy else 0.0)
+            for index, device in enumerate(self.devices)
+        ]
+        return Prediction(max(ends), tuple(device.busy for device in self.devices))
+
+    def _start(self, events: list[tuple[float, int, int]], now: float, only: int | None = None) -> None:
+        """Let devices that are free take what is ready; what they will have done then offers what waits for it."""
+        for index, device in enumerate(self.devices):
+            if (only is not None and index != only) or device.free > now or not device.ready:
+                continue
+            ready, _, task = device.ready[0]
+            if ready > now:
+                heapq.heappush(events, (ready, next(self.count), index))
+                continue
+            heapq.heappop(device.ready)
+            seconds = self._seconds(task)
+            device.free, device.busy = now + seconds, device.busy + seconds
+            self.done[task] = device.free
+            heapq.heappush(events, (device.free, next(self.count), index))
+            for other, ready_at in self._offered_by(task):
+                self._offer(other)
+                heapq.heappush(events, (max(ready_at, device.free), next(self.count), self.stages[other[1]].device))
+
+    def _seconds(self, task: tuple[str, int, int]) -> float:
+        stage = self.stages[task[1]]
+        if task[0] == "backward":
+            return stage.backward_seconds
+        return stage.forward_seconds + (stage.backward_seconds if stage.loss else 0.0)
+
+    def _offered_by(self, task: tuple[str, int, int]) -> list[tuple[tuple[str, int, int], float]]:
+        """What may have become ready with a task: its users' forward, its makers' backward, the next one let in."""
+        kind, index, number = task
+        stage = self.stages[index]
+        offered: list[tuple[str, int, int]] = []
+        if kind == "forward":
+            offered += [("forward", later.index, number) for later in self.stages if index in later.before]
+        if kind == "backward" or stage.loss:
+            offered += [("backward", maker, number) for maker in stage.before if index in self.users[maker]]
+            offered.append(("forward", index, number + self.limit[index]))
+        found = []
+        for other in offered:
+            ready = self._ready_at(other)
+            if ready is not None:
+                found.append((other, ready))
+        return found
+
+    def _offer(self, task: tuple[str, int, int]) -> None:
+        ready = self._ready_at(task)
+        if ready is not None and task not in self.begun:
+            self.begun.add(task)
+            heapq.heappush(self.devices[self.stages[task[1]].device].ready, (ready, next(self.count), task))
+
+    def _ready_at(self, task: tuple[str, int, int]) -> float | None:
+        """When all that a task waits for is there; None while something has not even begun."""
+        kind, index, number = task
+        stage = self.stages[index]
+        if number >= self.microbatches:
+            return None
+        waits: list[tuple[tuple[str, int, int], float]] = []
+        if kind == "forward":
+            waits += [(("forward", other, number), self.way(self.stages[other], stage)) for other in stage.before]
+            if number >= self.limit[index]:
+                waits.append((("forward" if stage.loss else "backward", index, number - self.limit[index]), 0.0))
+        else:
+            for user in self.users[index]:
+                ended = "forward" if self.stages[user].loss else "backward"
+                waits.append(((ended, user, number), self.way(self.stages[user], stage)))
+        if any(other not in self.done for other, _ in waits):
+            return None
+        return max((self.done[other] + seconds for other, seconds in waits), default=0.0)
+
+
+def measured(stages: Sequence[Stage], seconds: Mapping[tuple[str, int], Sequence[float]]) -> dict[int, float]:
+    """Mean milliseconds that each stage took for one micro-batch, from the seconds of its units by kind."""
+    found = {}
+    for stage in stages:
+        kinds = [seconds[kind, stage.index] for kind in ("forward", "backward") if seconds.get((kind, stage.index))]
+        found[stage.index] = 1000 * sum(sum(times) / len(times) for times in kinds)
+    return found

@@ -1,0 +1,212 @@
+"""Which operations make a stage: from a device for each node to pieces that run without waiting in between.
+
+A stage is a run of operations on one device. It waits for values of other devices only at its start and hands values
+to them only at its end, so stages never wait for each other in a circle, although devices do: cutting by device alone
+would put an operation before and one after a branch into one piece. Pure: no tensors, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hydra_tune.graph.capture import Captured, Node
+from hydra_tune.graph.costs import NodeCost
+from hydra_tune.graph.profile import Profile
+from hydra_tune.graph.program import Program
+
+TARGETS = -1
+"""The batch's targets, among its values."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Operations that run on one device, one after another, for one micro-batch at a time."""
+
+    index: int
+    device: int
+    ops: tuple[int, ...]
+    takes: tuple[int, ...]
+    """Values that other stages or the batch give."""
+    gives: tuple[int, ...]
+    """Values that other stages use."""
+    before: tuple[int, ...]
+    """The stages that it waits for."""
+    loss: bool
+    """Whether it ends in the loss."""
+    forward_seconds: float
+    """For one micro-batch, as the pilot measured it."""
+    backward_seconds: float
+    step_seconds: float
+    state_bytes: int
+    """Parameters, gradients and optimizer state."""
+    activation_bytes: int
+    """For one micro-batch in flight."""
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Atom:
+    """Nodes that are placed together, because nothing can be handed on between them."""
+
+    nodes: tuple[int, ...]
+    costs: tuple[NodeCost, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(cost.forward_seconds + cost.backward_seconds for cost in self.costs)
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(2 * cost.parameter_bytes + cost.optimizer_bytes + cost.buffer_bytes for cost in self.costs)
+
+    @property
+    def activation_bytes(self) -> int:
+        return sum(cost.activation_bytes + cost.boundary_bytes for cost in self.costs)
+
+
+def atoms_of(profile: Profile) -> tuple[Atom, ...]:
+    """The nodes, together where a cut between them is not possible."""
+    atoms: list[Atom] = []
+    start = 0
+    for index, cost in enumerate(profile.nodes):
+        if cost.cut_allowed or index == len(profile.nodes) - 1:
+            atoms.append(Atom(tuple(range(start, index + 1)), profile.nodes[start : index + 1]))
+            start = index + 1
+    return tuple(atoms)
+
+
+def keeps_order(profile: Profile) -> bool:
+    """Whether stages must follow each other as the model's operations do.
+
+    So it is where random numbers are drawn from one stream, where a value is changed in place, and where some cut is
+    not possible.
+    """
+    return profile.draws or bool(profile.mutated) or not all(cost.cut_allowed for cost in profile.nodes[:-1])
+
+
+def edges_of(captured: Captured, atoms: Sequence[Atom], value_bytes: Mapping[int, int]) -> dict[tuple[int, int], int]:
+    """Bytes that go from one atom to another."""
+    program = captured.program
+    maker = _makers(captured, atoms)
+    edges: dict[tuple[int, int], int] = {}
+    for number, atom in enumerate(atoms):
+        for value in _used(program, _ops(captured.nodes, atom)):
+            made = maker.get(value)
+            if made is not None and made != number:
+                edges[made, number] = edges.get((made, number), 0) + value_bytes.get(value, 0)
+    return edges
+
+
+def groups_of(captured: Captured, atoms: Sequence[Atom], *, buffers: bool) -> list[set[int]]:
+    """Atoms that share a parameter: there is one of it, on one device. Buffers count where the forward changes them."""
+    users: dict[str, set[int]] = {}
+    for number, atom in enumerate(atoms):
+        for node in (captured.nodes[index] for index in atom.nodes):
+            for name in (*node.parameters, *(node.buffers if buffers else ())):
+                users.setdefault(name, set()).add(number)
+    return [atoms for atoms in users.values() if len(atoms) > 1]
+
+
+def stages_of(captured: Captured, atoms: Sequence[Atom], device: Sequence[int], *, in_order: bool) -> tuple[Stage, ...]:
+    """The stages of a placement, in an order in which they can run; `device` has one for each atom."""
+    program = captured.program
+    where = {op: device[number] for number, atom in enumerate(atoms) for op in _ops(captured.nodes, atom)}
+    runs = _in_order(program, where) if in_order else _by_device(program, where)
+    stage_of = {op: index for index, run in enumerate(runs) for op in run}
+    costs = {captured.nodes[n].start: (captured.nodes[n].name, cost)
+             for atom in atoms for n, cost in zip(atom.nodes, atom.costs, strict=True)}  # fmt: skip
+    first = program.value_of(0)
+    last = stage_of[len(program) - 1]
+    takes = [_used(program, run) - {program.value_of(op) for op in run} for run in runs]
+    takes[last] |= {value for value in program.results if value < first or stage_of[value - first] != last}
+    stages = []
+    for index, run in enumerate(runs):
+        made = {program.value_of(op) for op in run}
+        wanted = set().union(*(taken for other, taken in enumerate(takes) if other != index))
+        before = {stage_of[value - first] for value in takes[index] if value >= first}
+        if in_order and index:
+            before.add(index - 1)
+        own = [costs[op] for op in run if op in costs]
+        stages.append(
+            Stage(
+                index, where[run[0]], tuple(run), tuple(sorted(takes[index])), tuple(sorted(made & wanted)),
+                tuple(sorted(before)), loss=index == last,
+                forward_seconds=sum(cost.forward_seconds for _, cost in own),
+                backward_seconds=sum(cost.backward_seconds for _, cost in own),
+                step_seconds=sum(cost.step_seconds for _, cost in own),
+                state_bytes=sum(2 * c.parameter_bytes + c.optimizer_bytes + c.buffer_bytes for _, c in own),
+                activation_bytes=sum(cost.activation_bytes + cost.boundary_bytes for _, cost in own),
+                nodes=tuple(name for name, _ in own),
+            )
+        )  # fmt: skip
+    return tuple(stages)
+
+
+def _in_order(program: Program, where: Mapping[int, int]) -> list[list[int]]:
+    """Runs of operations on one device, as the model has them."""
+    runs: list[list[int]] = []
+    for op in range(len(program)):
+        if runs and where[runs[-1][-1]] == where[op]:
+            runs[-1].append(op)
+        else:
+            runs.append([op])
+    return runs
+
+
+def _by_device(program: Program, where: Mapping[int, int]) -> list[list[int]]:
+    """For each device, runs that wait for others only at their start and are waited for only at their end."""
+    first = program.value_of(0)
+    arrives = {
+        op for op in range(len(program))
+        if any(value >= first and where[value - first] != where[op] for value in program.training[op].refs())
+    }  # fmt: skip
+    leaves_after = {
+        value - first
+        for op in range(len(program))
+        for value in program.training[op].refs()
+        if value >= first and where[value - first] != where[op]
+    }
+    runs: list[list[int]] = []
+    open_run: dict[int, list[int]] = {}
+    for op in range(len(program)):
+        device = where[op]
+        run = open_run.get(device)
+        if run is None or op in arrives:
+            run = open_run[device] = []
+            runs.append(run)
+        run.append(op)
+        if op in leaves_after:
+            open_run.pop(device)
+    return _sorted(program, runs)
+
+
+def _sorted(program: Program, runs: list[list[int]]) -> list[list[int]]:
+    """The runs so that each comes after those it takes values from."""
+    first = program.value_of(0)
+    run_of = {op: index for index, run in enumerate(runs) for op in run}
+    waits = [
+        {run_of[value - first] for value in _used(program, run) if value >= first} - {index}
+        for index, run in enumerate(runs)
+    ]
+    done: list[int] = []
+    left = list(range(len(runs)))
+    while left:
+        ready = next(index for index in left if waits[index] <= set(done))
+        done.append(ready)
+        left.remove(ready)
+    return [runs[index] for index in done]
+
+
+def _ops(nodes: Sequence[Node], atom: Atom) -> range:
+    return range(nodes[atom.nodes[0]].start, nodes[atom.nodes[-1]].stop)
+
+
+def _used(program: Program, ops: Iterable[int]) -> set[int]:
+    return {value for op in ops for value in program.training[op].refs()}
+
+
+def _makers(captured: Captured, atoms: Sequence[Atom]) -> dict[int, int]:
+    return {
+        captured.program.value_of(op): number for number, atom in enumerate(atoms) for op in _ops(captured.nodes, atom)
+    }

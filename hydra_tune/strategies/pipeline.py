@@ -1,0 +1,400 @@
+"""Strategy `pipeline`: one model across all devices at once, several micro-batches on their way through its stages.
+
+The builder lays the model out (`pipeline.prepare`): which part of it is on which device, in stages. Then each batch is
+cut into micro-batches that follow each other through the stages, forward and backward; their gradients, weighted by
+rows, add up to the batch's, and each device makes the step of its own parameters. Whatever time a device has to wait
+goes to the units of other trials. The weights are those of a plain loop, to rounding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from hydra_tune.engine.unit import Role, StepRecord, UnitResult
+from hydra_tune.errors import SpecError, nearest, quoted
+from hydra_tune.pipeline.kit import Fetched, Forwarded, Random, Sent
+from hydra_tune.pipeline.microbatches import bounds
+from hydra_tune.pipeline.prepare import PLACERS
+from hydra_tune.pipeline.schedule import ORDERS, in_flight, users_of
+from hydra_tune.pipeline.stages import TARGETS, Stage
+from hydra_tune.strategies import pipeline_units as units
+from hydra_tune.strategies.base import Strategy, TrialRun
+from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, Saved, train_epochs
+from hydra_tune.strategies.pipeline_units import Staged, Wanted
+from hydra_tune.training import Diverged, Progress
+
+_T = TypeVar("_T")
+RECENT = 1000
+"""Units and steps of which the median is shown."""
+
+
+@dataclass(frozen=True)
+class Pipeline(Strategy):
+    """Train one model on several devices at once, in stages."""
+
+    name = "pipeline"
+    exact = True
+    summary = "one model across several devices, micro-batches following each other through its stages"
+    builds_apart = True
+    spans_devices = True
+
+    microbatches: int | None = None
+    """How many a batch is cut into; by default four for each device, and one where more would change the result."""
+    placer: str = "best"
+    """Who decides which part of the model goes where."""
+    order: str = "1f1b"
+    """1f1b: few micro-batches in flight, gpipe: all forward first."""
+
+    def __post_init__(self) -> None:
+        if self.placer not in PLACERS:
+            raise SpecError(f"placer cannot be {quoted(self.placer)}", nearest(str(self.placer), list(PLACERS)))
+        if self.order not in ORDERS:
+            raise SpecError(f"order cannot be {quoted(self.order)}", nearest(str(self.order), list(ORDERS)))
+        count = self.microbatches
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise SpecError(f"microbatches cannot be {quoted(count)}", "give a whole number from 1 on")
+
+    def trials_at_once(self, devices: int) -> int:
+        """Each takes all devices; a second one fills the gaps of the first."""
+        return 2
+
+    async def train(self, run: TrialRun) -> None:
+        candidate = await InStages.laid_out(run, self)
+        await run.restored(candidate.history, candidate.staged.notes)
+        await train_epochs(run, candidate)
+        candidate.note_plan()
+
+
+@dataclass
+class InStages(InTraining):
+    """A candidate in stages on all devices."""
+
+    run: TrialRun
+    staged: Staged
+    order: str
+    workers: Sequence[int]
+    builder: int
+    history: list[dict[str, float]]
+    random: Random = None
+    """Where the random streams stand, for a model that draws from them."""
+    step_seconds: list[float] = field(default_factory=list)
+    _stage_seconds: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    _steps: dict[str, list[StepRecord]] = field(default_factory=dict)
+    """By device: what ran since it was last recorded."""
+
+    @classmethod
+    async def laid_out(cls, run: TrialRun, strategy: Pipeline) -> InStages:
+        """Lay out a candidate that waits in the builder, and bring its parts to the devices."""
+        builder = run.candidacy.worker
+        assert builder is not None
+        workers = run.engine.workers_of_all_devices()
+        wanted = Wanted(
+            strategy.microbatches, strategy.placer, strategy.order,
+            tuple(device.memory // run.at_once for device in run.engine.devices),
+        )  # fmt: skip
+        result = await run.unit(
+            "lay out", units.stage, run.attempt, run.number, run.seed, wanted, run.checkpoints, run.profiles,
+            role=Role.BUILDER, worker=builder,
+        )  # fmt: skip
+        staged: Staged = result.value
+        if staged.warning:
+            run.note("pipeline", staged.warning)
+        found = cls(run, staged, strategy.order, workers, builder, list(staged.history))
+        found.position = dict(staged.position)
+        found.note_plan()
+        await _all(run.unit("load", units.load, run.attempt, staged, i, worker=w) for i, w in enumerate(workers))
+        return found
+
+    def __post_init__(self) -> None:
+        self.position: dict[str, Any] = {}
+        self.limits = in_flight(self.staged.stages, self.order, self.staged.microbatches)
+        self.users = users_of(self.staged.stages)
+
+    # Training
+
+    async def train(self, remaining: float | None) -> Progress:
+        began, first = time.perf_counter(), self.position["batch"]
+        batches = self.staged.data[2]
+        while self.position["batch"] < batches:
+            clock = time.perf_counter()
+            await self._train_batch(remaining)
+            self.step_seconds.append(time.perf_counter() - clock)
+            del self.step_seconds[:-RECENT]
+            if time.perf_counter() - began >= SLICE_SECONDS:
+                break
+        self._record()
+        at = self.position
+        return Progress(
+            epoch=at["epoch"], batch=at["batch"], batches=batches, steps=at["steps"],
+            loss=at["loss_sum"] / max(at["loss_rows"], 1), batches_done=at["batch"] - first,
+            seconds=time.perf_counter() - began,
+        )  # fmt: skip
+
+    async def _train_batch(self, remaining: float | None) -> None:
+        at = self.position
+        rows = self._rows_at(at["batch"])
+        parts = bounds(rows, min(self.staged.microbatches, rows))
+        result = await self._on(
+            0, "fetch", units.fetch, at["epoch"], at["batch"], len(parts), self.random, recorded=False
+        )
+        fetched: Fetched = result.value
+        self.random = fetched.random
+        weights = [(stop - start) / rows for start, stop in parts]
+        batch = _Batch(self, fetched.sent, weights, remaining)
+        await batch.run()
+        if self.staged.draws:
+            self.random = batch.random_after
+        at["batch"] += 1
+        stepping = at["batch"] % self.staged.accumulate == 0 or at["batch"] == self.staged.data[2]
+        await self._step(batch, stepping)
+        at["steps"] += stepping
+        at["loss_sum"] += batch.loss * rows
+        at["loss_rows"] += rows
+
+    async def _step(self, batch: _Batch, stepping: bool) -> None:
+        """Each device makes its step; where gradients are clipped by the norm of all, that is known first."""
+        factor: float | None = 1.0 if stepping else None
+        if stepping and self.staged.clip_grad_norm is not None:
+            found = await self._everywhere("norms", units.norms, recorded=False)
+            total = math.sqrt(sum(norm**2 for result in found for norm in result.value.values()))
+            factor = min(1.0, self.staged.clip_grad_norm / (total + 1e-6))
+        for result in await self._everywhere("step", units.step, factor, recorded=False):
+            self._steps.setdefault(result.device, []).append(
+                StepRecord("step", 0, result.started, result.seconds, 0, 0)
+            )
+
+    def _rows_at(self, batch: int) -> int:
+        rows, size, _ = self.staged.data
+        return min(size, rows - batch * size)
+
+    # Epochs
+
+    async def end_epoch(self, remaining: float | None) -> dict[str, float]:
+        at = self.position
+        train_loss = at["loss_sum"] / max(at["loss_rows"], 1)
+        judged = {"train_loss": train_loss, **(await self._evaluate() or {"loss": train_loss})}
+        await self._everywhere("end epoch", units.end_epoch, judged["loss"])
+        self.history.append(judged)
+        self.position |= {"epoch": at["epoch"] + 1, "batch": 0, "loss_sum": 0.0, "loss_rows": 0}
+        return judged
+
+    async def _evaluate(self) -> dict[str, float]:
+        """The validation data, several batches following each other through the stages."""
+        rows = self.staged.valid_rows
+        lanes: asyncio.Queue[int] = asyncio.Queue()
+        for lane in range(len(self.workers) + 1):
+            lanes.put_nowait(lane)
+        sums: dict[str, float] = {}
+        found: list[dict[str, float]] = [{} for _ in rows]
+
+        async def batch(position: int, lane: int) -> None:
+            found[position] = await self._judge(position, lane)
+            lanes.put_nowait(lane)
+
+        async with _Together() as together:
+            for position in range(len(rows)):
+                together.start(batch(position, await lanes.get()))
+        for position, judged in enumerate(found):
+            for name, value in judged.items():
+                sums[name] = sums.get(name, 0.0) + value * rows[position]
+        means = {name: total / sum(rows) for name, total in sums.items()}
+        if means and not math.isfinite(means["loss"]):
+            raise Diverged("the validation loss", means["loss"], self.position["steps"])
+        return means
+
+    async def _judge(self, position: int, lane: int) -> dict[str, float]:
+        given: Sent = (await self._on(0, "fetch", units.fetch_valid, position, lane, recorded=False)).value
+        made: dict[int, Sent] = {}
+        judged: dict[str, float] = {}
+        for stage in self.staged.stages:
+            arrived = self._arriving(stage, given, [made[other] for other in stage.before])
+            work = (units.judge, stage.index, lane, arrived)
+            made[stage.index], found = (await self._on(stage.device, "evaluate", *work)).value
+            judged |= found
+        return judged
+
+    def _arriving(self, stage: Stage, batch: Sent, made: Sequence[Sent]) -> Sent:
+        """What a stage takes that comes from another device."""
+        takes = {*stage.takes, *((TARGETS,) if stage.loss else ())}
+        everything = {value: tree for sent in made for value, tree in sent.items()}
+        if stage.device != 0:
+            everything |= batch
+        return {value: tree for value, tree in everything.items() if value in takes}
+
+    async def keep_weights(self) -> None:
+        await self._everywhere("keep", units.keep_weights)
+
+    async def checkpoint(self) -> Saved:
+        await self._collect()
+        saved: Saved = (await self._in_builder("checkpoint", units.checkpoint, self.run.checkpoints)).value
+        return saved
+
+    async def save(self) -> None:
+        await self._collect()
+        await self._in_builder("save", units.save, self.run.weights)
+
+    async def _collect(self) -> None:
+        await self._everywhere("collect", units.collect, dict(self.position), self.history, self.random)
+
+    # Units
+
+    async def _on(self, device: int, kind: str, work: Callable[..., Any], *args: Any, **options: Any) -> UnitResult:
+        return await self.run.unit(kind, work, self.run.attempt, *args, worker=self.workers[device], **options)
+
+    async def _everywhere(
+        self, kind: str, work: Callable[..., Any], *args: Any, recorded: bool = True
+    ) -> list[UnitResult]:
+        devices = range(len(self.workers))
+        return await _all(self._on(device, kind, work, *args, recorded=recorded) for device in devices)
+
+    async def _in_builder(self, kind: str, work: Callable[..., Any], *args: Any) -> UnitResult:
+        return await self.run.unit(kind, work, self.run.attempt, *args, role=Role.BUILDER, worker=self.builder)
+
+    # What is shown
+
+    def took(self, kind: str, stage: Stage, result: UnitResult) -> None:
+        """A stage's unit for a micro-batch has ended."""
+        recent = self._stage_seconds.setdefault((kind, stage.index), [])
+        recent.append(result.seconds)
+        del recent[:-RECENT]
+        self._steps.setdefault(result.device, []).append(
+            StepRecord(kind, stage.index, result.started, result.seconds, 0, 0)
+        )
+
+    def _record(self) -> None:
+        """One row for each stage and kind, not one for each micro-batch."""
+        for device, steps in self._steps.items():
+            self.run.worked(device, steps)
+        self._steps.clear()
+
+    def note_plan(self) -> None:
+        """Record the stages, what was predicted of them and what was measured."""
+        self.run.planned(Pipeline.name, len(self.staged.stages), plan=self._plan())
+
+    def _plan(self) -> dict[str, Any]:
+        devices = [device.name for device in self.run.engine.devices]
+        return {
+            "placer": self.staged.placer, "microbatches": self.staged.microbatches, "order": self.order,
+            "predicted_step_ms": 1000 * self.staged.predicted_seconds,
+            "measured_step_ms": 1000 * _median(self.step_seconds),
+            "stages": [
+                {
+                    "device": devices[stage.device], "nodes": list(stage.nodes),
+                    "bytes": stage.state_bytes + stage.activation_bytes * self.limits[stage.index],
+                    "predicted_ms": 1000 * (stage.forward_seconds + stage.backward_seconds),
+                    "measured_ms": 1000 * sum(
+                        _median(self._stage_seconds.get((kind, stage.index), [])) for kind in ("forward", "backward")
+                    ),
+                }
+                for stage in self.staged.stages
+            ],
+        }  # fmt: skip
+
+
+class _Batch:
+    """One batch on its way: a task for each stage and micro-batch, which waits for those before it."""
+
+    def __init__(
+        self, trial: InStages, fetched: Sequence[Sent], weights: Sequence[float], remaining: float | None
+    ) -> None:
+        self.trial = trial
+        self.stages = trial.staged.stages
+        self.fetched = fetched
+        self.weights = weights
+        self.remaining = remaining
+        self.loss = 0.0
+        self.random_after: Random = None
+        self._forward: dict[tuple[int, int], asyncio.Task[Forwarded]] = {}
+        self._backward: dict[tuple[int, int], asyncio.Task[Sent]] = {}
+
+    async def run(self) -> None:
+        async with _Together() as together:
+            for lane in range(len(self.weights)):
+                for stage in self.stages:
+                    self._forward[stage.index, lane] = together.start(self._go_forward(stage, lane))
+                for stage in reversed(self.stages):
+                    if not stage.loss and self.trial.users[stage.index]:
+                        self._backward[stage.index, lane] = together.start(self._go_backward(stage, lane))
+
+    async def _go_forward(self, stage: Stage, lane: int) -> Forwarded:
+        allowed = lane - self.trial.limits[stage.index]
+        if allowed >= 0 and (stage.loss or self.trial.users[stage.index]):
+            await (self._forward if stage.loss else self._backward)[stage.index, allowed]
+        before = {other: await self._forward[other, lane] for other in stage.before}
+        arrived = self.trial._arriving(stage, self.fetched[lane], [each.sent for each in before.values()])
+        random: Random = None
+        if self.trial.staged.draws:
+            random = self._first_random(lane) if stage.index == 0 else before[stage.index - 1].random
+        result = await self.trial._on(
+            stage.device, "forward", units.forward, stage.index, lane, arrived, self.weights[lane], random,
+            remaining=self.remaining, recorded=False,
+        )  # fmt: skip
+        self.trial.took("forward", stage, result)
+        done: Forwarded = result.value
+        if stage.loss:
+            self.loss += done.loss * self.weights[lane]
+        if stage.index == len(self.stages) - 1:
+            self.random_after = done.random
+        return done
+
+    async def _go_backward(self, stage: Stage, lane: int) -> Sent:
+        arrived = []
+        for user in self.trial.users[stage.index]:
+            if self.stages[user].loss:
+                sent = (await self._forward[user, lane]).sent
+            else:
+                sent = await self._backward[user, lane]
+            arrived.append((user, {value: tree for value, tree in sent.items() if value in stage.gives}))
+        result = await self.trial._on(
+            stage.device, "backward", units.backward, stage.index, lane, arrived, remaining=self.remaining,
+            recorded=False,
+        )  # fmt: skip
+        self.trial.took("backward", stage, result)
+        sent_on: Sent = result.value
+        return sent_on
+
+    def _first_random(self, lane: int) -> Random:
+        """Where a micro-batch's random numbers begin: where the batch's do, or each of several elsewhere."""
+        if len(self.weights) == 1:
+            return self.trial.random
+        at = self.trial.position
+        return hash((self.trial.run.seed, at["epoch"], at["batch"], lane)) % 2**31
+
+
+class _Together:
+    """Tasks of which the first failure ends all, and is raised as it is."""
+
+    async def __aenter__(self) -> _Together:
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        return self
+
+    def start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        return self._group.create_task(work)
+
+    async def __aexit__(self, *exc: Any) -> None:
+        try:
+            await self._group.__aexit__(*exc)
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+
+
+def _first(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+async def _all(work: Any) -> list[UnitResult]:
+    async with _Together() as together:
+        tasks = [together.start(each) for each in work]
+    return [task.result() for task in tasks]
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 0.0

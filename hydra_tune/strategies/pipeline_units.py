@@ -1,0 +1,251 @@
+"""What runs in workers for a trial in stages: the builder lays it out, and each device runs its stages."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hydra_tune.builds import Prepared, pack_here
+from hydra_tune.engine.spill import SpillFiles
+from hydra_tune.engine.transfer import unpack
+from hydra_tune.engine.unit import TrialEnded
+from hydra_tune.engine.worker import WorkerContext
+from hydra_tune.graph.placement import PlacementInfeasible
+from hydra_tune.graph.placement.links import link
+from hydra_tune.pipeline.kit import Fetched, Forwarded, PipelineKit, Random, Sent
+from hydra_tune.pipeline.microbatches import microbatches_for
+from hydra_tune.pipeline.part import Part
+from hydra_tune.pipeline.prepare import Layedout, files_of, lay_out, make_kit, merged
+from hydra_tune.pipeline.stages import Stage
+from hydra_tune.shards.exchange import put_together, take_apart
+from hydra_tune.shards.prepare import examine, hollow
+from hydra_tune.strategies.epochs import Saved
+from hydra_tune.strategies.whole import OutOfMemory, restore, write_checkpoint
+from hydra_tune.training import Training
+from hydra_tune.weights import save_weights
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user wants of a pipeline, and what the devices have."""
+
+    microbatches: int | None
+    placer: str
+    order: str
+    capacity: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A trial that is laid out: where its devices find it, and where it stands."""
+
+    kit: str
+    directory: str
+    places: tuple[str, ...]
+    name: str
+    stages: tuple[Stage, ...]
+    placer: str
+    predicted_seconds: float
+    microbatches: int
+    draws: bool
+    data: tuple[int, int, int]
+    valid_rows: tuple[int, ...]
+    position: dict[str, Any]
+    history: list[dict[str, float]]
+    clip_grad_norm: float | None
+    accumulate: int
+    notes: tuple[str, ...]
+    warning: str
+
+
+# In the builder
+
+
+@dataclass
+class _Laid:
+    """A trial in the builder."""
+
+    kit: PipelineKit
+    files: list[SpillFiles]
+    directory: Path
+
+    def close(self) -> None:
+        for files in self.files:
+            files.remove()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def state(self) -> dict[str, Any]:
+        """All devices' states, as they wrote them last."""
+        for files in self.files:
+            files.reload()
+        kit = self.kit
+        return merged(
+            put_together(files, held, kit.parts, kit.data) for files, held in zip(self.files, kit.held, strict=True)
+        )
+
+
+class DoesNotFit(TrialEnded):
+    """The devices together have not the memory."""
+
+    status = "OUT_OF_MEMORY"
+
+
+def stage(
+    context: WorkerContext, attempt: str, number: int, seed: int, wanted: Wanted, checkpoints: Path, profiles: Path
+) -> Staged:  # fmt: skip
+    """Lay out the candidate that was built here, and write each device's share where it finds it."""
+    prepared: Prepared = context.resident[attempt]
+    training = Training(prepared.candidate, prepared.train, prepared.valid, seed, torch.device("cpu"))
+    loaded = restore(training, checkpoints)
+    devices = len(wanted.capacity)
+    count, warning = microbatches_for(training, wanted.microbatches, devices)
+    rows = -(-training.batches.rows_at(0) // count)
+    prospect = examine(training, profiles, rows)
+    way = link(profiles, Path(context.setup.directory).parent).seconds
+    try:
+        layout = lay_out(prospect, devices, wanted.capacity, count, wanted.order, wanted.placer, way)
+    except PlacementInfeasible as error:
+        raise DoesNotFit(f"{error} (train it in shards with --strategy shard)") from error
+    kit = make_kit(prospect, layout.stages, devices, prepared, training)
+    places = [Path(place) for place in (context.setup.directory, *context.setup.overflow)]
+    name = f"trial-{number}-{attempt}"
+    files = [files_of(places, name, device) for device in range(devices)]
+    state = training.state()
+    for each, held in zip(files, kit.held, strict=True):
+        take_apart(state, held, kit.parts, each)
+    directory = places[0] / f"{name}-passing"
+    directory.mkdir()
+    hollow(training.model)
+    context.resident[attempt] = _Laid(kit, files, directory)
+    path = directory / "kit"
+    path.write_bytes(pack_here(context, kit))
+    return _described(training, layout, kit, path, places, name, count, state, (*loaded.notes,), warning)
+
+
+def _described(
+    training: Training, layout: Layedout, kit: PipelineKit, path: Path, places: list[Path], name: str, count: int,
+    state: dict[str, Any], notes: tuple[str, ...], warning: str,
+) -> Staged:  # fmt: skip
+    valid = training.valid
+    return Staged(
+        str(path), str(path.parent), tuple(map(str, places)), name, layout.stages, layout.placer,
+        layout.prediction.seconds, count, kit.draws, kit.data,
+        () if valid is None else tuple(valid.rows_at(position) for position in range(len(valid))),
+        state["position"], list(state["history"]), kit.candidate.clip_grad_norm, kit.candidate.accumulate, notes,
+        warning,
+    )  # fmt: skip
+
+
+def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> Saved:
+    """Write what the devices have collected as a checkpoint."""
+    laid: _Laid = context.resident[attempt]
+    state = laid.state()
+    step = state["position"]["epoch"] * laid.kit.data[2] + state["position"]["batch"]
+    return write_checkpoint(directory, step, lambda: state)
+
+
+def save(context: WorkerContext, attempt: str, path: Path) -> None:
+    """Write the weights to keep, from what the devices have collected."""
+    laid: _Laid = context.resident[attempt]
+    state = laid.state()
+    model = laid.kit.candidate.model
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, tensor in (state["kept"] or state["tensors"]).items():
+        own[name].data = tensor.clone()  # safetensors wants each tensor in a storage of its own
+    save_weights(model, path)
+    hollow(model)
+
+
+# On a device
+
+
+def load(context: WorkerContext, attempt: str, staged: Staged, index: int) -> None:
+    """Take up this device's share."""
+    kit: PipelineKit = unpack(Path(staged.kit).read_bytes())
+    files = files_of([Path(place) for place in staged.places], staged.name, index)
+    context.resident[attempt] = Part(kit, index, context.device, files, Path(staged.directory))
+
+
+def fetch(context: WorkerContext, attempt: str, epoch: int, position: int, count: int, random: Random) -> Fetched:
+    """Make a batch, in micro-batches."""
+    part: Part = context.resident[attempt]
+    return part.fetch(epoch, position, count, random)
+
+
+def forward(
+    context: WorkerContext, attempt: str, stage: int, lane: int, arrived: Sent, weight: float, random: Random
+) -> Forwarded:  # fmt: skip
+    """A stage's forward for one micro-batch."""
+    part: Part = context.resident[attempt]
+    with part.counting():
+        done = part.forward(part.kit.stages[stage], lane, arrived, weight, random)
+    _note_peak(context, part)
+    return done
+
+
+def backward(context: WorkerContext, attempt: str, stage: int, lane: int, arrived: list[tuple[int, Sent]]) -> Sent:
+    """A stage's backward for one micro-batch."""
+    part: Part = context.resident[attempt]
+    with part.counting():
+        sent = part.backward(part.kit.stages[stage], lane, arrived)
+    _note_peak(context, part)
+    return sent
+
+
+def norms(context: WorkerContext, attempt: str) -> dict[str, float]:
+    """The norms of the gradients here."""
+    part: Part = context.resident[attempt]
+    return part.norms()
+
+
+def step(context: WorkerContext, attempt: str, factor: float | None) -> None:
+    """The end of a batch, with the optimizer's step where it is due."""
+    part: Part = context.resident[attempt]
+    part.end_batch()
+    if factor is not None:
+        part.step(factor)
+    _note_peak(context, part)
+
+
+def fetch_valid(context: WorkerContext, attempt: str, position: int, lane: int) -> Sent:
+    """Make a batch of the validation data."""
+    part: Part = context.resident[attempt]
+    return part.fetch_valid(position, lane)
+
+
+def judge(
+    context: WorkerContext, attempt: str, stage: int, lane: int, arrived: Sent
+) -> tuple[Sent, dict[str, float]]:  # fmt: skip
+    """A stage's forward in evaluation."""
+    part: Part = context.resident[attempt]
+    return part.judge(part.kit.stages[stage], lane, arrived)
+
+
+def end_epoch(context: WorkerContext, attempt: str, loss: float) -> None:
+    """The epoch was judged."""
+    part: Part = context.resident[attempt]
+    part.end_epoch(loss)
+
+
+def keep_weights(context: WorkerContext, attempt: str) -> None:
+    """Remember this device's weights as they are now."""
+    part: Part = context.resident[attempt]
+    part.keep_weights()
+
+
+def collect(
+    context: WorkerContext, attempt: str, position: dict[str, Any], history: list[dict[str, float]], random: Random
+) -> None:
+    """Write this device's state for the builder."""
+    part: Part = context.resident[attempt]
+    part.collect(position, history, random)
+
+
+def _note_peak(context: WorkerContext, part: Part) -> None:
+    context.unit_peak_bytes = part.tensors.peak
+    if part.tensors.peak > context.setup.memory:
+        raise OutOfMemory(part.tensors.peak, context.setup.memory, context.setup.device)

@@ -1,0 +1,97 @@
+"""A pipelined trial in this process: the strategy's own code and units, with every argument and result pickled as on
+its way between processes. Only the engine's queue is left out: a unit runs when it is awaited."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import torch
+
+import hydra_tune as ht
+from hydra_tune.builds import Prepared
+from hydra_tune.engine.unit import StepRecord, UnitResult
+from hydra_tune.strategies.base import Candidacy, TrialRun
+from hydra_tune.strategies.epochs import train_epochs
+from hydra_tune.strategies.pipeline import InStages, Pipeline
+from hydra_tune.training import Progress
+from tests.shards.models import CPU, SEED
+
+BUILDER = 0
+ROOM = 1 << 30
+
+
+class Here(TrialRun):
+    """An attempt whose units run at once, each in the context of its worker."""
+
+    def __init__(self, made: ht.Candidate, folder: Path, devices: int, room: int = ROOM) -> None:
+        names = [SimpleNamespace(name=f"cpu:{i}", memory=room) for i in range(devices)]
+        engine: Any = SimpleNamespace(
+            devices=names, workers_of_all_devices=lambda: tuple(range(1, devices + 1)), drop=lambda *_: None
+        )
+        blueprint: Any = SimpleNamespace(epochs=made.epochs, keep=made.keep)
+        super().__init__(
+            number=0, seed=SEED, attempt="a", blueprint=blueprint, candidacy=Candidacy(BUILDER), metric="loss",
+            maximize=False, weights=folder / "weights", checkpoints=folder / "checkpoints",
+            profiles=folder / "profiles", engine=engine, at_once=1,
+        )  # fmt: skip
+        place = folder / "run"
+        place.mkdir()
+        setup = SimpleNamespace(directory=str(place), overflow=(), memory=room, device="cpu", worker=0)
+        self.contexts: list[Any] = [
+            SimpleNamespace(setup=setup, device=CPU, resident={}, cache={}, unit_peak_bytes=None, steps=[])
+            for _ in range(devices + 1)
+        ]
+        self.contexts[BUILDER].resident["a"] = Prepared(made, made.train, made.valid)
+        self.notes: list[str] = []
+        self.ran: list[tuple[str, int]] = []
+        self.plan: dict[str, Any] = {}
+
+    async def unit(self, kind: str, work: Any, *args: Any, worker: int | None = None, **_rest: Any) -> UnitResult:
+        assert worker is not None
+        given = cloudpickle.loads(cloudpickle.dumps(args))
+        began = time.time()
+        value = work(self.contexts[worker], *given)
+        self.ran.append((kind, worker))
+        seconds = time.time() - began
+        return UnitResult(pickle.loads(cloudpickle.dumps(value)), worker, f"cpu:{worker - 1}", began, seconds, None)
+
+    def planned(self, strategy: str, shards: int, plan: dict[str, Any] | None = None) -> None:
+        self.plan = plan or {}
+
+    def note(self, kind: str, message: str) -> None:
+        self.notes.append(message)
+
+    def deadline(self, kind: str) -> float | None: ...
+    def measured(self, kind: str, seconds: float) -> None: ...
+    def progress(self, progress: Progress) -> None: ...
+    def remaining(self, progress: Progress) -> float | None: ...
+    def spilled(self, read: int, written: int) -> None: ...
+    def worked(self, device: str, steps: Sequence[StepRecord]) -> None: ...
+    async def report(self, epoch: int, metrics: dict[str, float]) -> None: ...
+    async def restored(self, history: list[dict[str, float]], notes: tuple[str, ...]) -> None: ...
+
+    def checkpoint_due(self) -> bool:
+        return False
+
+    def checkpoint_made(self, step: int, size: int, seconds: float) -> None: ...
+    def checkpoint_failed(self, reason: str) -> None: ...
+    def stop_here(self) -> None: ...
+
+    def state(self) -> dict[str, Any]:
+        """The whole trial's state, as its devices collected it last."""
+        found: dict[str, Any] = self.contexts[BUILDER].resident["a"].state()
+        return found
+
+
+async def train(run: Here, strategy: Pipeline) -> InStages:
+    """Train to the last epoch, and collect."""
+    candidate = await InStages.laid_out(run, strategy)
+    torch.manual_seed(999)  # other trials draw here too
+    await train_epochs(run, candidate)
+    return candidate

@@ -1,0 +1,157 @@
+"""A pipelined trial is the plain loop, in float64 to 1e-9: metrics, weights, optimizer state, buffers and streams."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hydra_tune as ht
+from hydra_tune.strategies.pipeline import InStages, Pipeline
+from tests.pipeline.here import Here, train
+from tests.shards.models import CLASSES, MODELS, assert_same, candidate, finish, start
+from tests.shards.test_exactness import OPTIMIZERS, SCHEDULES
+
+
+def pipelined(made: ht.Candidate, folder: Path, devices: int = 2, **options: Any) -> tuple[Here, InStages]:
+    run = Here(made, folder, devices)
+    return run, asyncio.run(train(run, Pipeline(**options)))
+
+
+def check(fields: dict[str, Any], folder: Path, devices: int = 2, **options: Any) -> tuple[Here, InStages]:
+    """Train both ways, and compare all that a checkpoint holds."""
+    plain = finish(start(candidate(**fields)))
+    run, trial = pipelined(candidate(**fields), folder, devices, **options)
+    assert_same(trial.history, plain.history)
+    assert_same(run.state(), plain.state())
+    return run, trial
+
+
+@pytest.mark.parametrize("kind", sorted(MODELS))
+def test_one_microbatch_gives_the_plain_loop_whatever_the_model(kind: str, tmp_path: Path) -> None:
+    _, trial = check({"kind": kind, "depth": 3}, tmp_path, microbatches=1, placer="balanced")
+    if kind not in ("half trained",):
+        assert {stage.device for stage in trial.staged.stages} == {0, 1}
+
+
+class Normed(nn.Module):
+    """A residual net with LayerNorm or GroupNorm."""
+
+    def __init__(self, group: bool) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 8)
+        norm = (lambda: nn.GroupNorm(2, 8)) if group else (lambda: nn.LayerNorm(8))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(norm(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)) for _ in range(4)
+        )
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+class Inception(nn.Module):
+    """Branches of unlike depth that start from one value and are concatenated, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 8)
+        self.first = nn.ModuleList(self._branch(8, depth) for depth in (1, 2, 3))
+        self.second = nn.ModuleList(self._branch(24, depth) for depth in (3, 1))
+        self.head = nn.Linear(16, CLASSES)
+
+    @staticmethod
+    def _branch(width: int, depth: int) -> nn.Sequential:
+        layers: list[nn.Module] = [nn.Linear(width, 8), nn.Tanh()]
+        for _ in range(depth - 1):
+            layers += [nn.Linear(8, 8), nn.Tanh()]
+        return nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(x))
+        x = torch.cat([branch(x) for branch in self.first], 1)
+        x = torch.cat([branch(x) for branch in self.second], 1)
+        return self.head(x)
+
+
+class TiedGPT(nn.Module):
+    """A small GPT whose output layer is its embedding; rows are sequences of numbers made of the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(CLASSES, 8)
+        self.position = nn.Embedding(6, 8)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True) for _ in range(3)
+        )
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = (x > 0).long() + (x > 0.4).long()
+        h = self.embedding(tokens) + self.position(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            h = block(h)
+        return F.linear(self.norm(h).mean(1), self.embedding.weight)
+
+
+NETS: dict[str, Any] = {
+    "mlp": lambda: nn.Sequential(*(layer for i in range(4) for layer in (nn.Linear(6 if not i else 8, 8), nn.ReLU())),
+                                 nn.Linear(8, CLASSES)),
+    "layer norm": lambda: Normed(group=False),
+    "group norm": lambda: Normed(group=True),
+    "inception": Inception,
+    "tied gpt": TiedGPT,
+}  # fmt: skip
+
+
+def net(name: str, **fields: Any) -> dict[str, Any]:
+    torch.manual_seed(1)
+    return {"model": NETS[name]().double(), **fields}
+
+
+def check_net(name: str, folder: Path, devices: int = 2, fields: Any = None, **options: Any) -> tuple[Here, InStages]:
+    plain = finish(start(candidate(**net(name, **(fields or {})))))
+    run, trial = pipelined(candidate(**net(name, **(fields or {}))), folder, devices, **options)
+    assert_same(trial.history, plain.history)
+    assert_same(run.state(), plain.state())
+    return run, trial
+
+
+@pytest.mark.parametrize("order", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("name", sorted(NETS))
+def test_microbatches_give_the_step_of_the_whole_batch(name: str, order: str, tmp_path: Path) -> None:
+    _, trial = check_net(name, tmp_path, microbatches=3, placer="balanced", order=order)
+    assert trial.staged.microbatches == 3
+    assert {stage.device for stage in trial.staged.stages} == {0, 1}
+
+
+@pytest.mark.parametrize("placer", ["best", "m-topo", "m-etf", "m-sct"])
+@pytest.mark.parametrize("name", sorted(NETS))
+def test_whoever_places_the_result_is_the_same(name: str, placer: str, tmp_path: Path) -> None:
+    check_net(name, tmp_path, devices=3, fields={"epochs": 1}, microbatches=2, placer=placer)
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_every_optimizer_and_clipping_by_the_norm_of_all_devices(optimizer: str, tmp_path: Path) -> None:
+    fields = {"optimizer": OPTIMIZERS[optimizer], "clip_grad_norm": 0.3}
+    check_net("layer norm", tmp_path, fields=fields, microbatches=2, placer="balanced")
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+def test_every_schedule_and_accumulation(schedule: str, tmp_path: Path) -> None:
+    factory, every = SCHEDULES[schedule]
+    fields = {"scheduler": factory, "schedule_every": every, "accumulate": 2}
+    check_net("mlp", tmp_path, fields=fields, microbatches=2, placer="balanced")
+
+
+def test_branches_run_on_different_devices(tmp_path: Path) -> None:
+    _, trial = check_net("inception", tmp_path, fields={"epochs": 1}, microbatches=2, placer="m-topo")
+    assert len(trial.staged.stages) > 2

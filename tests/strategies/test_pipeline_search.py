@@ -1,0 +1,153 @@
+"""Searches whose trials each run on several devices at once: as exact as any, and as hard to break."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hydra_tune as ht
+from tests.fault.searches import run, started, values, wait_for
+from tests.strategies.test_shard_search import equals_the_plain_loop, events, rows, training
+
+SPEC = Path(__file__).parent / "sharded_candidates.py"
+SEARCH = [
+    "search", f"{SPEC}:build", "--trials", "2", "--sampler", "random", "--seed", "4", "--devices", "2xcpu",
+    "--strategy", "pipeline", "--checkpoint-seconds", "0.3", "--study", "s",
+]  # fmt: skip
+YAML = f"""
+space: {SPEC}:build
+study: y
+trials: 1
+devices: 2xcpu
+seed: 11
+strategy: {{name: pipeline, placer: m-topo, microbatches: 2, order: gpipe}}
+"""
+
+
+def deep(**fields: Any) -> ht.Candidate:
+    layers: list[nn.Module] = [nn.Linear(32, 96)]
+    for _ in range(5):
+        layers += [nn.LayerNorm(96), nn.ReLU(), nn.Linear(96, 96)]
+    given: dict[str, Any] = {
+        "model": nn.Sequential(*layers, nn.Linear(96, 2)).double(), "loss": F.cross_entropy,
+        "optimizer": partial(torch.optim.AdamW, lr=0.01), "train": rows(43), "valid": rows(16), "batch_size": 10,
+        "epochs": 2,
+    }  # fmt: skip
+    return ht.Candidate(**(given | fields))
+
+
+def test_two_pipelined_trials_at_once_equal_the_plain_loop() -> None:
+    def build(trial: Any) -> ht.Candidate:
+        trial.suggest_float("x", 0, 1)
+        return deep(clip_grad_norm=0.5, accumulate=2)
+
+    strategy = {"name": "pipeline", "placer": "m-sct", "microbatches": 8}
+    result = ht.search(build, trials=2, devices="2xcpu", strategy=strategy, seed=11, progress=False, study="p")
+    equals_the_plain_loop(result, lambda _: deep(clip_grad_norm=0.5, accumulate=2))
+    shown = json.loads(run("show", "p", "0", "--json", folder=Path.cwd()).stdout)
+    assert shown["strategy"] == "pipeline"
+    assert shown["plan"]["microbatches"] == 8
+    assert shown["plan"]["measured_step_ms"] > 0
+    assert [unit["kind"] for unit in shown["units"]].count("backward") <= 2 * 10  # not a row for each micro-batch
+
+
+def test_show_draws_the_stages_and_the_search_says_what_is_not_exact(tmp_path: Path) -> None:
+    (tmp_path / "y.yaml").write_text(YAML)
+    done = run("search", "y.yaml", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = run("show", "y", "0", folder=tmp_path).stdout
+    assert "placed by m-topo, 2 micro-batches, gpipe: a step takes" in shown
+    lines = shown.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.split()[:2] == ["stage", "device"])
+    assert lines[head].split() == ["stage", "device", "nodes", "bytes", "predicted", "ms", "measured", "ms"]
+    assert [line.split()[:2] for line in lines[head + 1 : head + 3]] == [["0", "cpu:0"], ["1", "cpu:1"]]
+    warning = "the result is not that of whole batches: the model draws random numbers, such as for dropout"
+    assert ("pipeline", warning) in events(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    folder = tmp_path_factory.mktemp("unbroken")
+    done = run(*SEARCH, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return values(folder, "s")
+
+
+def test_a_killed_device_costs_the_work_since_the_checkpoint(tmp_path: Path, unbroken: list[Any]) -> None:
+    with started(*SEARCH, folder=tmp_path) as search:
+        wait_for(lambda: list(tmp_path.glob("hydra_tune_files/*/*.checkpoints/*.json")), "a checkpoint")
+        os.kill(training(tmp_path).pop(), signal.SIGKILL)
+        _, errors = search.communicate(timeout=150)
+    assert search.returncode == 0, errors
+    assert values(tmp_path, "s") == unbroken
+    assert not list(Path("/dev/shm").glob(f"hydra-tune-run-{search.pid}-*"))
+
+
+def test_a_killed_search_is_resumed_to_the_same_result(tmp_path: Path, unbroken: list[Any]) -> None:
+    with started(*SEARCH, folder=tmp_path) as search:
+        wait_for(lambda: list(tmp_path.glob("hydra_tune_files/*/*.checkpoints/*.json")), "a checkpoint")
+        search.kill()
+        search.wait()
+    resumed = run("resume", "s", folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert values(tmp_path, "s") == unbroken
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"placer": "m-sctt"}, r"placer cannot be 'm-sctt' \(did you mean 'm-sct'"),
+    ({"microbatches": 0}, r"microbatches cannot be 0 \(give a whole number from 1 on\)"),
+    ({"order": "2f2b"}, r"order cannot be '2f2b'"),
+    ({"stages": 2}, r"strategy 'pipeline' has no option 'stages'"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), WRONG, ids=[next(iter(options)) for options, _ in WRONG])
+def test_wrong_options_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ht.HydraTuneError, match=said):
+        ht.search(lambda trial: deep(), trials=1, strategy={"name": "pipeline", **options}, progress=False)
+
+
+UNFIT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "rows": ({}, {"microbatches": 11}, "microbatches is 11, but a batch has 10 rows (give 10 or less)"),
+    "sum": (
+        {"loss": partial(F.cross_entropy, reduction="sum")}, {"microbatches": 2},
+        "microbatches is 2, but the loss of 2 micro-batches, weighted by rows, is",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", sorted(UNFIT))
+def test_microbatches_that_cannot_be_are_refused(case: str) -> None:
+    fields, options, said = UNFIT[case]
+
+    def build(trial: Any) -> ht.Candidate:
+        return deep(**fields)
+
+    with pytest.raises(ht.SearchFailed):
+        ht.search(
+            build, trials=1, devices="2xcpu", strategy={"name": "pipeline", **options}, progress=False, study=case
+        )
+    (record,) = ht.SearchResult("sqlite:///hydra_tune.db", case).trials
+    assert record.state == "FAILED"
+    assert said in (record.error or "")
+
+
+def test_devices_without_the_room_are_said_with_the_bytes_that_lack() -> None:
+    with pytest.raises(ht.SearchFailed):
+        ht.search(
+            lambda trial: deep(), trials=1, devices="2xcpu", device_memory="64KiB", strategy="pipeline", progress=False,
+            study="room",
+        )  # fmt: skip
+    (record,) = ht.SearchResult("sqlite:///hydra_tune.db", "room").trials
+    assert record.state == "OUT_OF_MEMORY"
+    assert "--strategy shard" in (record.error or "")
+    assert "lack" in (record.error or "")
