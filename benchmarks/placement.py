@@ -2,17 +2,26 @@
 
 The large graph is made of blocks of parallel branches, as captured models are; four devices whose memory is a tenth
 more than it takes. `placement_seconds_2000_nodes` is one run of m-topo, m-etf and m-sct together. The small graphs, of
-3 to 8 nodes on two or three devices, are compared with the optimum by branch and bound (benchmarks/optimal.py).
+3 to 8 nodes on two or three devices, are compared with the optimum by branch and bound (benchmarks/optimal.py). Last,
+two networks are trained in a pipeline on two CPU devices, and the step that was predicted is compared with the one
+that was measured.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
+import tempfile
 import time
 from collections import defaultdict
 from typing import Any
 
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import hydra_tune as ht
 from benchmarks.optimal import optimal_makespan, random_instance
 from benchmarks.report import arguments, finish, interleaved, spread
 from hydra_tune.graph.placement import ALGORITHMS, PlacementInfeasible, place
@@ -77,6 +86,72 @@ def ratios_to_optimal(graphs: int) -> dict[tuple[str, str], list[float]]:
     return found
 
 
+class Inception(nn.Module):
+    """Blocks of branches of unlike depth, concatenated."""
+
+    def __init__(self, width: int = 32, blocks: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 3 * width, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(self._branch(3 * width, width, depth) for depth in (1, 2, 3)) for _ in range(blocks)
+        )
+        self.head = nn.Linear(3 * width, 10)
+
+    @staticmethod
+    def _branch(before: int, width: int, depth: int) -> nn.Sequential:
+        layers: list[nn.Module] = [nn.Conv2d(before, width, 1), nn.ReLU()]
+        for _ in range(depth - 1):
+            layers += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU()]
+        return nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = torch.cat([branch(x) for branch in block], 1)  # type: ignore[union-attr]
+        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Transformer(nn.Module):
+    def __init__(self, width: int = 256, blocks: int = 6) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(64, width)
+        self.blocks = nn.Sequential(
+            *(nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True) for _ in range(blocks))
+        )
+        self.head = nn.Linear(width, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.embedding(x))[:, -1])  # type: ignore[no-any-return]
+
+
+def build(trial: Any, network: str) -> ht.Candidate:
+    lr = trial.suggest_float("lr", 1e-4, 1e-3)
+    generator = torch.Generator().manual_seed(1)
+    rows, size = (384, 64) if network == "transformer" else (256, 64)
+    inputs = torch.randn(rows, 3, 32, 32, generator=generator)
+    if network == "transformer":
+        inputs = torch.randint(0, 64, (rows, 64), generator=generator)
+    return ht.Candidate(
+        model=Transformer() if network == "transformer" else Inception(), loss=nn.functional.cross_entropy,
+        optimizer=functools.partial(torch.optim.SGD, lr=lr), batch_size=size, epochs=2,
+        train=TensorDataset(inputs, torch.randint(0, 10, (rows,), generator=generator)),
+    )  # fmt: skip
+
+
+def measured_to_predicted(network: str) -> float:
+    """A step's measured time over its predicted one."""
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        result = ht.search(
+            functools.partial(build, network=network), trials=1, devices="2xcpu", seed=1, progress=False,
+            storage=f"sqlite:///{folder}/placement.db", checkpoint_seconds=3600, concurrency=1,
+            strategy={"name": "pipeline", "microbatches": 4},
+        )  # fmt: skip
+        plan = result.trials[0].plan
+        result.close()
+    assert plan is not None
+    return float(plan["measured_step_ms"]) / float(plan["predicted_step_ms"])
+
+
 def main() -> None:
     options = arguments(__doc__ or "")
     graph = large_graph()
@@ -89,11 +164,16 @@ def main() -> None:
         },
         options.rounds or (2 if options.quick else 7),
     )
+    steps = interleaved(
+        {name: functools.partial(measured_to_predicted, name) for name in ("inception", "transformer")},
+        options.rounds or (1 if options.quick else 5),
+    )
     ratios = ratios_to_optimal(100 if options.quick else 500)
     rows = [(f"seconds for {NODES} nodes, {name}", spread(values)) for name, values in measured.items()]
     for (name, kind), values in sorted(ratios.items()):
         text = f"mean {statistics.mean(values):.4f}, worst {max(values):.3f}, of {len(values)}"
         rows.append((f"makespan to optimum, {name}, {kind}", text))
+    rows += [(f"measured step to predicted, {name}", spread(values)) for name, values in steps.items()]
     best = ratios["best", "all"]
     finish(rows, {
         "placement_seconds_2000_nodes": statistics.median(measured["all three"]),
@@ -103,6 +183,7 @@ def main() -> None:
         "mean_ratio_large_transfers": statistics.mean(ratios["best", "large transfers"]),
         "mean_ratio_with_caps": statistics.mean(ratios["best", "with caps"]),
         "mean_ratio_without_local_search": statistics.mean(ratios["best of three", "all"]),
+        **{f"measured_to_predicted_{name}": statistics.median(values) for name, values in steps.items()},
     })  # fmt: skip
 
 
