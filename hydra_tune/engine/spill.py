@@ -9,6 +9,7 @@ of a write, or between two commits, leaves the state of the last commit whole; w
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import shutil
@@ -24,7 +25,9 @@ import torch
 from hydra_tune.errors import HydraTuneError
 
 KEPT_FREE = 0.05
-"""This share of a tmpfs stays free: what fills it up takes host memory from everybody."""
+"""This share of every place but the last stays free."""
+MEMORY_KEPT = 0.1
+"""This share of the machine's memory stays available: what lies on a tmpfs takes it from everybody."""
 _INDEX = "index.json"
 MOST_OPEN = 64
 """Files that stay open, of one trial."""
@@ -93,7 +96,7 @@ class SpillFiles:
         content = memoryview(block.numpy())  # type: ignore[arg-type]
         before, committed = self.find(key), self._committed.get(key)
         slot = 0 if committed is None else 1 - committed.slot
-        for place in self._in_order(before):
+        for place in self._in_order(before, len(content)):
             path = self._path(place, key, slot)
             try:
                 self._put(path, content)
@@ -186,11 +189,11 @@ class SpillFiles:
         for place in self.places:
             shutil.rmtree(place, ignore_errors=True)
 
-    def _in_order(self, before: Stored | None) -> list[int]:
+    def _in_order(self, before: Stored | None, size: int) -> list[int]:
         """The places to try: where the block is already, else those with room, the last one in any case."""
         if before is not None:
             return [before.place, *(p for p in range(len(self.places)) if p != before.place)]
-        roomy = [place for place in range(len(self.places) - 1) if _has_room(self.places[place].parent)]
+        roomy = [place for place in range(len(self.places) - 1) if _has_room(self.places[place].parent, size)]
         return [*roomy, len(self.places) - 1]
 
     def _put(self, path: Path, content: memoryview) -> None:
@@ -228,6 +231,29 @@ def _close_all(descriptors: dict[str, int]) -> None:
         os.close(descriptors.popitem()[1])
 
 
-def _has_room(place: Path) -> bool:
+def _has_room(place: Path, size: int) -> bool:
+    """Whether a place may take so many bytes more: each has a budget, and on a tmpfs the machine's memory has one."""
     facts = os.statvfs(place)
-    return facts.f_bavail > facts.f_blocks * KEPT_FREE
+    if facts.f_bavail * facts.f_frsize - size < facts.f_blocks * facts.f_frsize * KEPT_FREE:
+        return False
+    if not _in_memory(place):
+        return True
+    available, whole = memory()
+    return available - size >= whole * MEMORY_KEPT
+
+
+@functools.cache
+def _in_memory(place: Path) -> bool:
+    """Whether files there are host memory."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return False
+    holding = [(len(at), kind) for at, kind in mounts if place.resolve().is_relative_to(at)]
+    return bool(holding) and max(holding)[1] in ("tmpfs", "ramfs")
+
+
+def memory() -> tuple[int, int]:
+    """The machine's memory that is available, and all of it; in bytes."""
+    facts = dict(line.split()[:2] for line in Path("/proc/meminfo").read_text().splitlines())
+    return 1024 * int(facts["MemAvailable:"]), 1024 * int(facts["MemTotal:"])

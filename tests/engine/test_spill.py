@@ -8,11 +8,13 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
+from hydra_tune.engine import spill
 from hydra_tune.engine.spill import SpillFiles, SpillFull
 
 
@@ -229,8 +231,10 @@ class small_place:
 
 LIMITED = """
 import sys
+import tempfile
 import torch
 from pathlib import Path
+from hydra_tune.engine import spill
 from hydra_tune.engine.spill import SpillFiles, SpillFull
 files = SpillFiles([Path(sys.argv[1])], "trial")
 files.write("small", 1, torch.ones(1000, dtype=torch.uint8))
@@ -253,3 +257,20 @@ def test_a_file_that_may_not_grow_is_no_room_too(tmp_path: Path) -> None:
     assert f"there is no room for 500000 bytes in {tmp_path}" in done.stdout
     assert sorted(os.listdir(tmp_path / "trial")) == ["index.json", "small.0"]
     assert SpillFiles([tmp_path], "trial").notes == "whole"
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no tmpfs at /dev/shm")
+@pytest.mark.parametrize(("available", "where"), [(900, 0), (99, 1)], ids=["memory to spare", "little memory left"])
+def test_host_memory_is_not_used_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, available: int, where: int
+) -> None:
+    """A tmpfs may be as large as the memory: what is kept for everybody else counts, not its own free room."""
+    mebibyte = 2**20
+    monkeypatch.setattr(spill, "memory", lambda: (available * mebibyte, 1000 * mebibyte))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as host:
+        files = SpillFiles([Path(host), tmp_path], "trial")
+        files.write("w/0", 1, block(1))
+        stored = files.find("w/0")
+        assert stored is not None
+        assert stored.place == where
+        files.remove()
