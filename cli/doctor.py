@@ -114,6 +114,7 @@ def _stale_leases(opened: Any, studies: list[Any]) -> list[str]:
 def _orphan_files(url: str, opened: Any, studies: list[Any]) -> list[str]:
     """Files of studies or trials that are no longer in the database, and of searches that were killed."""
     from pathlib import Path
+    from tempfile import gettempdir
 
     from optuna.trial import TrialState
 
@@ -127,7 +128,8 @@ def _orphan_files(url: str, opened: Any, studies: list[Any]) -> list[str]:
         running = {t.number for t in opened.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,))}
         orphans += [place.checkpoints(number) for number in place.checkpointed() if number not in running]
     advice = [f"{entry} belongs to nothing any more: delete it" for entry in orphans]
-    left = abandoned_directories(Path(SHARED_MEMORY))
+    spills = {Path(summary.settings["spill"]) for summary in studies if summary.settings.get("spill")}
+    left = [entry for at in spills | {SHARED_MEMORY, Path(gettempdir())} for entry in abandoned_directories(at)]
     return [*advice, *(f"{entry} was left by a killed search: the next search removes it" for entry in left)]
 
 

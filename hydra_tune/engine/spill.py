@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from hydra_tune.errors import HydraTuneError
@@ -255,5 +256,5 @@ def _in_memory(place: Path) -> bool:
 
 def memory() -> tuple[int, int]:
     """The machine's memory that is available, and all of it; in bytes."""
-    facts = dict(line.split()[:2] for line in Path("/proc/meminfo").read_text().splitlines())
-    return 1024 * int(facts["MemAvailable:"]), 1024 * int(facts["MemTotal:"])
+    facts = psutil.virtual_memory()
+    return facts.available, facts.total

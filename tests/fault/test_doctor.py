@@ -17,7 +17,10 @@ def doctor(folder: Path) -> tuple[int, dict[str, Any]]:
 
 
 def test_what_a_killed_search_left_is_found_and_gone_after_resuming(tmp_path: Path) -> None:
-    flags = [*COMMON, "--trials", "1", "--study", "s"]
+    # Not in the place that all searches share: one of another test would remove what is left.
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    flags = [*COMMON, "--trials", "1", "--study", "s", "--spill", str(spill)]
     with started("search", f"{SPEC}:build", *flags, folder=tmp_path) as search:
         wait_for_checkpoint(tmp_path)
         kill_and_reap(search)
