@@ -15,7 +15,7 @@ from hydra_tune.deadlines import Deadlines
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.remaining import Survival, expected_remaining
 from hydra_tune.engine.spill import SpillFull
-from hydra_tune.engine.unit import Failure, Role, StepRecord, Unit, UnitFailed, UnitHung, UnitResult, summed
+from hydra_tune.engine.unit import Failure, Role, StepRecord, TrialEnded, Unit, UnitFailed, UnitHung, UnitResult, summed
 from hydra_tune.errors import CandidateError, SpecError, WorkerLost, nearest
 from hydra_tune.files import StudyFiles
 from hydra_tune.remote_trial import TrialInfo
@@ -167,6 +167,8 @@ class TrialRunner:
             if error.failure.ours and error.failure.kind in (NoRoom.__name__, SpillFull.__name__):
                 raise NoRoom(error.failure.message) from error
             return outcome_of(error.failure)
+        except TrialEnded as error:
+            return Outcome(Status(error.status), error=str(error))
         except UnitHung as error:
             return Outcome(Status.HUNG, error=str(error), traceback=error.stacks)
         except WorkerLost as error:

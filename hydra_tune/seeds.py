@@ -56,6 +56,16 @@ class RandomState:
         if self.device_state is not None and device is not None:
             torch.get_device_module(device).set_rng_state(self.device_state, device)
 
+    def same_as(self, other: RandomState) -> bool:
+        """Whether nothing was drawn from one to the other."""
+        ours, theirs = self.numpy_state["state"], other.numpy_state["state"]
+        return (
+            torch.equal(self.torch_state, other.torch_state)
+            and self.python_state == other.python_state
+            and ours["pos"] == theirs["pos"]
+            and np.array_equal(ours["key"], theirs["key"])
+        )
+
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
         return dict(vars(self))

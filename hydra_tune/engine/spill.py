@@ -34,7 +34,7 @@ MOST_OPEN = 64
 """Files that stay open, of one trial."""
 
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class SpillFull(HydraTuneError):
@@ -102,7 +102,7 @@ class SpillFiles:
             try:
                 self._put(path, content)
             except OSError as error:
-                if error.errno not in _NO_ROOM:
+                if error.errno not in NO_ROOM:
                     raise
                 self._unlink(path)
                 continue
@@ -156,7 +156,7 @@ class SpillFiles:
             os.replace(unfinished, self.places[0] / _INDEX)
         except OSError as error:
             unfinished.unlink(missing_ok=True)
-            if error.errno not in _NO_ROOM:
+            if error.errno not in NO_ROOM:
                 raise
             raise SpillFull(len(index), self.places[:1]) from error
         for key, stored in self._working.items():

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,8 +27,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hydra_tune.engine.memory import TensorBytes
 from hydra_tune.graph.capture import Captured, Node, untouched
 from hydra_tune.graph.costs import NodeCost, aligned, as_json, from_json
+from hydra_tune.seeds import RandomState
 
-FORMAT = 5
+FORMAT = 6
 StateLayout = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]]
 PilotOptimizer = Callable[[str, nn.Parameter], torch.optim.Optimizer | None]
 """Makes the optimizer of one parameter, given its name; None for one that is not trained."""
@@ -49,6 +51,8 @@ class Profile:
     """Whether its forward in training draws random numbers."""
     changes_buffers: bool = False
     """Whether its forward in training changes buffers, as batch-norm does."""
+    in_place: frozenset[int] = frozenset()
+    """Nodes in which one operation changes what another one made."""
 
 
 def profile(
@@ -94,7 +98,7 @@ def profile(
         )  # fmt: skip
     return Profile(
         tuple(nodes), pilot.state, frozenset(pilot.mutated_in), _bytes_of(inputs), pilot.value_bytes, pilot.draws,
-        bool(pilot.changed_buffers),
+        bool(pilot.changed_buffers), frozenset(pilot.in_place),
     )  # fmt: skip
 
 
@@ -163,6 +167,7 @@ class _Pilot:
         """Buffers that the forward changes, or puts another tensor in the place of."""
         self.value_bytes: dict[int, int] = {}
         self.draws = False
+        self.in_place: set[int] = set()
         self._crossing: dict[int, _Crossing] = {}
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
 
@@ -171,7 +176,7 @@ class _Pilot:
         values: dict[int, Any] = dict(enumerate(inputs))
         saved = _SavedBytes([*self.model.parameters(), *self.model.buffers(), *_tensors(inputs)])
         before = {name: (buffer, buffer._version) for name, buffer in self.model.named_buffers()}
-        stream = torch.get_rng_state()
+        streams = RandomState.capture()
         for index, node in enumerate(self.captured.nodes):
             last = index == len(self.captured.nodes) - 1
             facts, values = self._run_node(index, node, values, saved, last=last, counting=counting)
@@ -179,7 +184,7 @@ class _Pilot:
         for name, buffer in self.model.named_buffers():
             if name not in before or before[name][0] is not buffer or before[name][1] != buffer._version:
                 self.changed_buffers.add(name)
-        self.draws |= not torch.equal(stream, torch.get_rng_state())
+        self.draws |= not streams.same_as(RandomState.capture())
         return measured
 
     def _run_node(
@@ -194,7 +199,7 @@ class _Pilot:
         clock = time.perf_counter()
         if counting:
             with counter, saved_tensors_hooks(saved.pack, lambda tensor: tensor):
-                total = self._forward(node, entered, last)
+                total = self._watched_forward(index, node, entered, last)
         else:
             total = self._forward(node, entered, last)
         facts.forward_seconds = time.perf_counter() - clock
@@ -214,8 +219,21 @@ class _Pilot:
         facts.backward_peak_bytes = max(0, peak - floor - spared)
         return facts, {value: tree_map(_detached, tree) for value, tree in after.items()}
 
+    def _watched_forward(self, index: int, node: Node, entered: dict[int, Any], last: bool) -> Any:
+        """The same, operation by operation: does one change in place what another one made?"""
+        for op in range(node.start, node.stop):
+            # Weakly: a value that is let go is to be free at once, as in any other run.
+            before = [(weakref.ref(tensor), tensor._version) for tensor in _tensors(entered)]
+            self.program.run(self.model, entered, op, op + 1, training=True)
+            if any((tensor := known()) is not None and tensor._version != version for known, version in before):
+                self.in_place.add(index)
+        return self._outcome(entered, last)
+
     def _forward(self, node: Node, entered: dict[int, Any], last: bool) -> Any:
         self.program.run(self.model, entered, node.start, node.stop, training=True)
+        return self._outcome(entered, last)
+
+    def _outcome(self, entered: dict[int, Any], last: bool) -> Any:
         return self.loss(self.program.outputs(entered)) if last else None
 
     def _backward(
@@ -415,7 +433,7 @@ def load_profile(directory: Path, key: str) -> Profile | None:
         return Profile(
             from_json(stored["nodes"]), state, frozenset(stored["mutated"]), stored["input_bytes"],
             {int(value): size for value, size in stored["value_bytes"].items()}, stored["draws"],
-            stored["changes_buffers"],
+            stored["changes_buffers"], frozenset(stored["in_place"]),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # not there, or not whole: it is measured again
@@ -430,7 +448,7 @@ def keep_profile(directory: Path, key: str, found: Profile) -> None:
     document = {
         "nodes": as_json(found.nodes), "state": state, "mutated": sorted(found.mutated),
         "input_bytes": found.input_bytes, "value_bytes": dict(found.value_bytes), "draws": found.draws,
-        "changes_buffers": found.changes_buffers,
+        "changes_buffers": found.changes_buffers, "in_place": sorted(found.in_place),
     }  # fmt: skip
     directory.mkdir(parents=True, exist_ok=True)
     unfinished = directory / f"{key}.{os.getpid()}.tmp"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from hydra_tune.engine.spill import NO_ROOM, SpillFull
 from hydra_tune.shards.values import compact, strided
 
 
@@ -82,7 +83,10 @@ class Handover:
         self.directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(place.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            if os.fstat(descriptor).st_size < place.bytes:
-                os.posix_fallocate(descriptor, 0, place.bytes)  # now, and not as a bus error later
+            os.posix_fallocate(descriptor, 0, place.bytes)  # now, and not as a bus error later
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            raise SpillFull(place.bytes, [Path(place.path)]) from error
         finally:
             os.close(descriptor)

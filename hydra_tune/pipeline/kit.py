@@ -43,6 +43,8 @@ class PipelineKit:
     parts: OptimizerParts
     draws: bool
     data: tuple[int, int, int]
+    capacity: tuple[int, ...]
+    """What each device has for this trial."""
 
 
 Random = dict[str, Any] | int | None
@@ -66,3 +68,12 @@ class Forwarded:
     sent: Sent
     random: Random = None
     loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a stage's forward in evaluation hands on: values, or at the loss, the metrics of the batch."""
+
+    sent: Sent
+    random: Random
+    metrics: dict[str, float]

@@ -11,15 +11,19 @@ import itertools
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hydra_tune.batches import call_model
 from hydra_tune.errors import CandidateError
 from hydra_tune.graph.capture import untouched
+from hydra_tune.seeds import RandomState
 from hydra_tune.training import Training
 
 USUAL = 4
 """Micro-batches for each device, where the user says nothing."""
+NOISE = 0.5
+ROUNDING = 1000
+"""Times the smallest difference of numbers of a type: what the order of sums may change."""
 
 
 def bounds(rows: int, count: int) -> list[tuple[int, int]]:
@@ -48,41 +52,115 @@ def microbatches_for(training: Training, asked: int | None, devices: int) -> tup
     rows = training.batches.rows_at(0)
     if asked is not None and asked > rows:
         raise CandidateError(f"microbatches is {asked}, but a batch has {rows} rows", f"give {rows} or less")
+    _refuse_loss_of_parameters(training)
     count = min(USUAL * devices, rows) if asked is None else asked
     if count == 1:
         return 1, ""
-    why = _why_not_exact(training, count)
-    if not why:
-        return count, ""
-    if asked is None:
-        return 1, f"one micro-batch: {why}"
-    if why.startswith("the loss"):
-        raise CandidateError(f"microbatches is {asked}, but {why}", "use 1, or a loss that is a mean over rows")
-    return count, f"the result is not that of whole batches: {why}"
+    try:
+        _check(training, count)
+    except _Differs as error:
+        if asked is None:
+            return 1, f"one micro-batch: {error}"
+        if not error.bearable:
+            raise CandidateError(f"microbatches is {asked}, but {error}", "use microbatches: 1") from error
+        return count, f"the result is not that of whole batches: {error}"
+    return count, ""
 
 
-def _why_not_exact(training: Training, count: int) -> str:
-    """Why micro-batches, weighted by their rows, do not give the whole batch's step; empty where they do."""
-    model, candidate = training.model, training.candidate
+class _Differs(Exception):
+    """Micro-batches do not give the step of the whole batch; `bearable` where that is a matter of taste."""
+
+    def __init__(self, why: str, *, bearable: bool = False) -> None:
+        super().__init__(why)
+        self.bearable = bearable
+
+
+def _refuse_loss_of_parameters(training: Training) -> None:
+    """A loss that looks into the model finds it empty here: its parameters are on the devices."""
+    inputs, targets = training.batches.fetch(0, 0)
+    with untouched(training.model):
+        training.model.train()
+        with torch.no_grad():
+            outputs = call_model(training.model, inputs)
+        loss = training.candidate.loss(outputs, targets)
+    parameters = [parameter for parameter in training.model.parameters() if parameter.requires_grad]
+    if not loss.requires_grad or not parameters:
+        return
+    if any(gradient is not None for gradient in torch.autograd.grad(loss, parameters, allow_unused=True)):
+        raise CandidateError("the loss uses the model's parameters", "use --strategy whole, or weight_decay")
+
+
+def _check(training: Training, count: int) -> None:
+    """Raise where micro-batches, weighted by their rows, do not give the whole batch's loss and gradients.
+
+    The model is compared output by output. The loss is tried on outputs with noise on them: a new model may give all
+    rows the same, and then even a loss that weighs rows seems to be their mean.
+    """
+    model = training.model
     inputs, targets = training.batches.fetch(0, 0)
     rows = training.batches.rows_at(0)
+    parts = bounds(rows, count)
+    if not any(isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == rows for leaf in tree_leaves(inputs)):
+        raise _Differs("no input has the rows of a batch first")
     with untouched(model), torch.no_grad():
         model.train()
-        before = torch.get_rng_state()
-        buffers = [(buffer, buffer._version) for buffer in model.buffers()]
-        whole = candidate.loss(call_model(model, inputs), targets)
-        if not torch.equal(before, torch.get_rng_state()):
-            return "the model draws random numbers, such as for dropout"
+        streams, buffers = RandomState.capture(), [(buffer, buffer._version) for buffer in model.buffers()]
+        whole = call_model(model, inputs)
+        if not streams.same_as(RandomState.capture()):
+            raise _Differs("the model draws random numbers, such as for dropout", bearable=True)
         now = list(model.buffers())
         if len(now) != len(buffers) or any(
             a is not b or a._version != v for a, (b, v) in zip(now, buffers, strict=True)
         ):
-            return "the model's forward changes buffers, as batch-norm does"
-        total = 0.0
-        for start, stop in bounds(rows, count):
-            outputs = call_model(model, split(inputs, rows, start, stop))
-            total += float(candidate.loss(outputs, split(targets, rows, start, stop))) * (stop - start) / rows
-    tolerance = 100 * torch.finfo(whole.dtype).eps * max(abs(float(whole)), 1e-3)
-    if abs(total - float(whole)) > tolerance:
-        return f"the loss of {count} micro-batches, weighted by rows, is {total:.9g} instead of {float(whole):.9g}"
-    return ""
+            raise _Differs("the model's forward changes buffers, as batch-norm does", bearable=True)
+        try:
+            pieces = [call_model(model, split(inputs, rows, start, stop)) for start, stop in parts]
+        except Exception as error:
+            raise _Differs(f"the model cannot take a part of a batch ({type(error).__name__}: {error})") from error
+    for piece, (start, stop) in zip(pieces, parts, strict=True):
+        if not _alike(piece, split(whole, rows, start, stop)):
+            raise _Differs("the model gives rows other outputs in another batch")
+    _check_loss(training, whole, targets, parts)
+
+
+def _check_loss(training: Training, outputs: Any, targets: Any, parts: list[tuple[int, int]]) -> None:
+    rows = parts[-1][1]
+    generator = torch.Generator().manual_seed(0)
+
+    def noisy(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+            return leaf
+        noise = torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype)
+        return (leaf + NOISE * (leaf.std(correction=0) + 1) * noise).requires_grad_()
+
+    tried = tree_map(noisy, outputs)
+    leaves = [leaf for leaf in tree_leaves(tried) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    loss = training.candidate.loss
+    try:
+        whole = loss(tried, targets)
+        cut = torch.stack([
+            loss(split(tried, rows, a, b), split(targets, rows, a, b)) * ((b - a) / rows) for a, b in parts
+        ]).sum()  # fmt: skip
+        expected, found = (torch.autograd.grad(each, leaves, allow_unused=True) for each in (whole, cut))
+    except Exception as error:
+        raise _Differs(f"the loss cannot take a part of a batch ({type(error).__name__}: {error})") from error
+    whole, cut = whole.detach(), cut.detach()
+    if not _alike(cut, whole) or not _alike(list(found), list(expected)):
+        raise _Differs(
+            f"the loss of {len(parts)} micro-batches, weighted by rows, is {float(cut):.9g} instead of "
+            f"{float(whole):.9g}, or has other gradients: it is no mean over rows"
+        )
+
+
+def _alike(found: Any, expected: Any) -> bool:
+    """Equal trees of tensors but for rounding; what is no number is like nothing."""
+    for one, other in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+            continue
+        if one.shape != other.shape:
+            return False
+        if other.is_floating_point() and other.numel():
+            difference, scale = float((one - other).detach().abs().max()), float(other.detach().abs().max())
+            if not difference <= ROUNDING * torch.finfo(other.dtype).eps * scale:
+                return False
+    return True

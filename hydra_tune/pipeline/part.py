@@ -22,7 +22,7 @@ from hydra_tune.engine.memory import TensorBytes
 from hydra_tune.engine.spill import SpillFiles
 from hydra_tune.graph.program import program_inputs
 from hydra_tune.pipeline.handover import Handover
-from hydra_tune.pipeline.kit import Fetched, Forwarded, PipelineKit, Random, Sent
+from hydra_tune.pipeline.kit import Fetched, Forwarded, Judged, PipelineKit, Random, Sent
 from hydra_tune.pipeline.microbatches import bounds, split
 from hydra_tune.pipeline.stages import TARGETS, Stage
 from hydra_tune.seeds import RandomState, seed_everything
@@ -70,8 +70,14 @@ class Part:
         self._lanes: dict[int, _InFlight] = {}
         self._measured = 0
         self._restore(put_together(files, kit.held[index], kit.parts, kit.data))
-        self.tensors = TensorBytes([*self._own(self.model.named_parameters()), *self._own(self.model.named_buffers())])
-        self._evaluation: RandomState | None = None
+        kept = [_tensors(list(state.values())) for state in self.optimizer.optimizer.state.values()]
+        self.tensors = TensorBytes([*self._all().values(), *(tensor for each in kept for tensor in each)])
+        first = kit.program.value_of(0)
+        self._maker = {first + op: stage for stage in kit.stages for op in stage.ops}
+        self._remote = {value for stage in kit.stages if stage.device != index for value in stage.takes}
+        """Values that stages on other devices take."""
+        self._evaluation = self.random
+        """Where the random streams stand in evaluation."""
 
     def close(self) -> None:
         """Free what is in flight."""
@@ -99,16 +105,18 @@ class Part:
         ]
         return Fetched(sent, self.random.state() if self.kit.draws else None)
 
-    def fetch_valid(self, position: int, lane: int) -> Sent:
+    def fetch_valid(self, position: int, lane: int, random: Random) -> Fetched:
         """Make a batch of the validation data; one that draws random numbers draws this trial's."""
         assert self.valid is not None
-        before = RandomState.capture(self.device)
-        start = self.random if position == 0 or self._evaluation is None else self._evaluation
-        start.restore(self.device)
+        if random is not None:
+            self._evaluation = _random(random)
+        elif position == 0:
+            self._evaluation = self.random
+        self._evaluation.restore(self.device)
         inputs, targets = move(self.valid.fetch(0, position), self.device)
         self._evaluation = RandomState.capture(self.device)
-        before.restore(self.device)
-        return self._admit(lane, inputs, targets)
+        self.kit.program.check(program_inputs(inputs))
+        return Fetched([self._admit(lane, inputs, targets)], self._evaluation.state() if random is not None else None)
 
     def _admit(self, lane: int, inputs: Any, targets: Any) -> Sent:
         flight = self._lanes[lane] = _InFlight()
@@ -141,14 +149,17 @@ class Part:
                 entered[value] = leaves
         keep = {*stage.gives, *(self.kit.program.results if stage.loss else ())}
         self.kit.program.run_some(self.model, values, stage.ops, keep, training=True)
-        after = RandomState.capture(self.device).state() if random is not None else None
         graph = _Graph(entered, {value: _tensors(values[value]) for value in stage.gives})
         if stage.loss:
             loss = self._loss(values, flight.values[TARGETS], weight)
-            return Forwarded(self._pass_back(stage, lane, graph), after, loss)
+            return Forwarded(self._pass_back(stage, lane, graph), self._after(random), loss)
         flight.graphs[stage.index] = graph
         flight.values |= {value: values[value] for value in stage.gives}
-        return Forwarded(self._hand_on(stage, lane), after)
+        return Forwarded(self._hand_on(stage, lane), self._after(random))
+
+    def _after(self, random: Random) -> Random:
+        """Where the random streams stand, for who goes on from there."""
+        return RandomState.capture(self.device).state() if random is not None else None
 
     def _loss(self, values: Mapping[int, Any], targets: Any, weight: float) -> float:
         candidate = self.kit.candidate
@@ -165,7 +176,8 @@ class Part:
         flight = self._lanes[lane]
         for user, sent in arrived:
             for value, places in sent.items():
-                flight.gradients[value, user] = self.handover.receive(places)
+                # A copy: autograd may keep a gradient that it is given, and the next batch writes where this one lies.
+                flight.gradients[value, user] = [_copy(each) for each in self.handover.receive(places)]
         graph = flight.graphs.pop(stage.index)
         roots: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
@@ -207,23 +219,25 @@ class Part:
 
     # Epochs
 
-    def judge(self, stage: Stage, lane: int, arrived: Sent) -> tuple[Sent, dict[str, float]]:
+    def judge(self, stage: Stage, lane: int, arrived: Sent, random: Random) -> Judged:
         """A stage's forward in evaluation; at the loss, the metrics of the batch."""
         flight = self._arrive(lane, arrived)
         self._mode(training=False)
+        if random is not None:
+            _random(random).restore(self.device)
         keep = {*stage.gives, *(self.kit.program.results if stage.loss else ())}
         values = {value: flight.values[value] for value in stage.takes}
         with torch.no_grad():
             self.kit.program.run_some(self.model, values, stage.ops, keep, training=False)
             if not stage.loss:
                 flight.values |= {value: values[value] for value in stage.gives}
-                return self._hand_on(stage, lane), {}
+                return Judged(self._hand_on(stage, lane), self._after(random), {})
             candidate, outputs = self.kit.candidate, self.kit.program.outputs(values)
             targets = flight.values[TARGETS]
             judged = {"loss": float(candidate.loss(outputs, targets))}
             for name, metric in candidate.metrics.items():
                 judged[name] = as_number(metric(outputs, targets), f"metric {name!r}")
-            return {}, judged
+            return Judged({}, self._after(random), judged)
 
     def end_epoch(self, loss: float) -> None:
         """The epoch was judged by this loss: step an epoch schedule."""
@@ -302,18 +316,15 @@ class Part:
 
     def _hand_on(self, stage: Stage, lane: int) -> Sent:
         """Send what stages on other devices take."""
-        flight = self._lanes[lane]
-        remote = {v for other in self.kit.stages if other.device != self.index for v in other.takes}
-        return {v: self.handover.send(f"x{v}-{lane}", flight.values[v]) for v in stage.gives if v in remote}
+        values = self._lanes[lane].values
+        return {v: self.handover.send(f"x{v}-{lane}", values[v]) for v in stage.gives if v in self._remote}
 
     def _pass_back(self, stage: Stage, lane: int, graph: _Graph) -> Sent:
         """The gradients of what came in: kept for makers here, sent to those elsewhere."""
         flight, sent = self._lanes[lane], {}
-        first = self.kit.program.value_of(0)
         for value, tensors in graph.entered.items():
-            maker = next(other for other in self.kit.stages if value - first in other.ops)
             gradients = [tensor.grad for tensor in tensors]
-            if maker.device == self.index:
+            if self._maker[value].device == self.index:
                 flight.gradients[value, stage.index] = gradients
             else:
                 sent[value] = self.handover.send(f"d{value}-{stage.index}-{lane}", gradients)
@@ -339,6 +350,10 @@ class _Nothing:
     def __enter__(self) -> None: ...
 
     def __exit__(self, *_exc: object) -> None: ...
+
+
+def _copy(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    return None if gradient is None else gradient.clone()
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

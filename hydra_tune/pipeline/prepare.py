@@ -17,11 +17,12 @@ from typing import Any
 from torch import nn
 
 from hydra_tune.builds import Prepared
+from hydra_tune.devices import format_bytes
 from hydra_tune.engine.spill import SpillFiles
 from hydra_tune.graph.placement import PlacementInfeasible, place
 from hydra_tune.pipeline.kit import Held, PipelineKit
 from hydra_tune.pipeline.schedule import Prediction, in_flight, predict
-from hydra_tune.pipeline.stages import Atom, Stage, atoms_of, edges_of, groups_of, keeps_order, stages_of
+from hydra_tune.pipeline.stages import Atom, Stage, atoms_of, edges_of, groups_of, stages_of
 from hydra_tune.shards.layout import Layout
 from hydra_tune.shards.plan import bundles_of
 from hydra_tune.shards.prepare import Prospect
@@ -35,7 +36,7 @@ Way = Callable[[float], float]
 
 
 @dataclass(frozen=True)
-class Layedout:
+class LaidOut:
     """A placement in stages, with the time of a step that it promises."""
 
     placer: str
@@ -45,37 +46,34 @@ class Layedout:
 
 def lay_out(
     prospect: Prospect, devices: int, capacity: Sequence[int], microbatches: int, order: str, placer: str, way: Way
-) -> Layedout:
+) -> LaidOut:
     """The stages by that placer, or by the best one. Raises PlacementInfeasible."""
-    profile = prospect.profile
-    atoms = atoms_of(profile)
-    in_order = keeps_order(profile)
+    atoms = atoms_of(prospect.profile)
     names = [name for name in PLACERS if name != "best"] if placer == "best" else [placer]
-    found: list[Layedout] = []
+    found: list[LaidOut] = []
     lacking: list[PlacementInfeasible] = []
     for name in names:
         try:
-            device = _placed(prospect, atoms, devices, capacity, microbatches, name, way)
+            device = _placed(prospect, atoms, devices, capacity, microbatches, order, name, way)
+            stages = stages_of(prospect.captured, prospect.profile, atoms, device)
+            _check_room(stages, capacity, order, microbatches)
         except PlacementInfeasible as error:
             lacking.append(error)
             continue
-        stages = stages_of(prospect.captured, atoms, device, in_order=in_order)
-        if placer == "best" and _overfull(stages, capacity, order, microbatches):
-            continue
-        found.append(Layedout(name, stages, _prediction(stages, prospect, devices, microbatches, order, way)))
+        found.append(LaidOut(name, stages, _prediction(stages, prospect, devices, microbatches, order, way)))
     if not found:
-        raise lacking[0] if lacking else PlacementInfeasible("no placement leaves room for what is in flight")
+        raise min(lacking, key=lambda error: error.lacking_bytes)
     return min(found, key=lambda layout: layout.prediction.seconds)
 
 
 def _placed(
-    prospect: Prospect, atoms: Sequence[Atom], devices: int, capacity: Sequence[int], microbatches: int, placer: str,
-    way: Way,
+    prospect: Prospect, atoms: Sequence[Atom], devices: int, capacity: Sequence[int], microbatches: int, order: str,
+    placer: str, way: Way,
 ) -> list[int]:  # fmt: skip
     """A device for each atom."""
     sizes: dict[Any, float] = {**edges_of(prospect.captured, atoms, prospect.profile.value_bytes)}
     groups = groups_of(prospect.captured, atoms, buffers=prospect.profile.changes_buffers)
-    waiting = min(microbatches, devices)
+    waiting = microbatches if order == "gpipe" else min(microbatches, devices + 1)
     memory: dict[Any, float] = {i: atom.state_bytes + waiting * atom.activation_bytes for i, atom in enumerate(atoms)}
     if placer == "balanced":
         return _balanced(atoms, groups, memory, devices, capacity)
@@ -116,7 +114,11 @@ def _balanced(
         history.append(following)
         best = following
     if best[-1][0] == float("inf"):
-        raise PlacementInfeasible(f"{weight[-1]} bytes do not fit devices of {sum(capacity)} in {devices} shares")
+        lacking = max(max(sizes) - max(capacity), weight[-1] - sum(capacity), 1.0)
+        raise PlacementInfeasible(
+            f"{devices} shares of the model lack at least {format_bytes(int(lacking))} on a device",
+            lacking_bytes=lacking,
+        )
     device_of, end = [0] * len(atoms), len(atoms)
     for device in range(devices - 1, -1, -1):
         start = history[device][end][1]
@@ -125,12 +127,17 @@ def _balanced(
     return [device_of[follows.get(index, index)] for index in range(len(atoms))]
 
 
-def _overfull(stages: Sequence[Stage], capacity: Sequence[int], order: str, microbatches: int) -> bool:
-    """Whether state and the micro-batches in flight are more than some device has."""
-    used = [0] * len(capacity)
+def _check_room(stages: Sequence[Stage], capacity: Sequence[int], order: str, microbatches: int) -> None:
+    """Raise where state, what is in flight and what the largest stage takes besides are more than there is."""
+    used, peak = [0] * len(capacity), [0] * len(capacity)
     for stage, waiting in zip(stages, in_flight(stages, order, microbatches), strict=True):
         used[stage.device] += stage.state_bytes + waiting * stage.activation_bytes
-    return any(size > room for size, room in zip(used, capacity, strict=True))
+        peak[stage.device] = max(peak[stage.device], stage.peak_bytes)
+    lacking = max(a + b - room for a, b, room in zip(used, peak, capacity, strict=True))
+    if lacking > 0:
+        raise PlacementInfeasible(
+            f"the stages and what is in flight lack {format_bytes(lacking)} on a device", lacking_bytes=lacking
+        )
 
 
 def _prediction(
@@ -150,7 +157,7 @@ def _prediction(
 
 
 def make_kit(
-    prospect: Prospect, stages: Sequence[Stage], devices: int, prepared: Prepared, training: Training
+    prospect: Prospect, stages: Sequence[Stage], capacity: Sequence[int], prepared: Prepared, training: Training
 ) -> PipelineKit:
     """What the workers need; the model in it is still whole."""
     where: dict[str, set[int]] = {}
@@ -159,8 +166,10 @@ def make_kit(
     for node in prospect.captured.nodes:
         for name in (*node.parameters, *node.buffers):
             where.setdefault(name, set()).update(device_of[op] for op in range(node.start, node.stop))
+    for name, at in where.items():
+        assert len(at) == 1 or not isinstance(tensors[name], nn.Parameter), f"{name} is on devices {sorted(at)}"
     held = []
-    for device in range(devices):
+    for device in range(len(capacity)):
         mine = [name for name in tensors if device in where.get(name, {0})]
         users = {name: [device] for name in mine if isinstance(tensors[name], nn.Parameter)}
         buffers = [name for name in mine if name not in users]
@@ -169,6 +178,7 @@ def make_kit(
     return PipelineKit(
         prepared.candidate, prepared.train, prepared.valid, training.batches.seed, prospect.captured.program,
         tuple(stages), tuple(held), prospect.parts, prospect.profile.draws, training.data_shape(),
+        tuple(capacity),
     )  # fmt: skip
 
 

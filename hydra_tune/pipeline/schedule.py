@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hydra_tune.pipeline.stages import Stage
@@ -39,13 +39,14 @@ def in_flight(stages: Sequence[Stage], order: str, microbatches: int) -> list[in
 
 
 def users_of(stages: Sequence[Stage]) -> list[list[int]]:
-    """For each stage, those that take its values."""
+    """For each stage, those that take its values and give gradients back: the ones on a way to the loss."""
     users: list[list[int]] = [[] for _ in stages]
-    for stage in stages:
-        taken = set(stage.takes)
+    for stage in reversed(stages):
+        if not stage.loss and not users[stage.index]:
+            continue  # whatever it makes, nobody uses it
         for other in stage.before:
-            if taken.intersection(stages[other].gives):
-                users[other].append(stage.index)
+            if set(stage.takes).intersection(stages[other].gives):
+                users[other].insert(0, stage.index)
     return users
 
 
@@ -170,12 +171,3 @@ class _Play:
         if any(other not in self.done for other, _ in waits):
             return None
         return max((self.done[other] + seconds for other, seconds in waits), default=0.0)
-
-
-def measured(stages: Sequence[Stage], seconds: Mapping[tuple[str, int], Sequence[float]]) -> dict[int, float]:
-    """Mean milliseconds that each stage took for one micro-batch, from the seconds of its units by kind."""
-    found = {}
-    for stage in stages:
-        kinds = [seconds[kind, stage.index] for kind in ("forward", "backward") if seconds.get((kind, stage.index))]
-        found[stage.index] = 1000 * sum(sum(times) / len(times) for times in kinds)
-    return found

@@ -42,6 +42,8 @@ class Stage:
     """Parameters, gradients and optimizer state."""
     activation_bytes: int
     """For one micro-batch in flight."""
+    peak_bytes: int
+    """What it takes for a moment besides."""
     nodes: tuple[str, ...]
 
 
@@ -88,7 +90,7 @@ def keeps_order(profile: Profile) -> bool:
 def edges_of(captured: Captured, atoms: Sequence[Atom], value_bytes: Mapping[int, int]) -> dict[tuple[int, int], int]:
     """Bytes that go from one atom to another."""
     program = captured.program
-    maker = _makers(captured, atoms)
+    maker = {program.value_of(op): number for number, atom in enumerate(atoms) for op in _ops(captured.nodes, atom)}
     edges: dict[tuple[int, int], int] = {}
     for number, atom in enumerate(atoms):
         for value in _used(program, _ops(captured.nodes, atom)):
@@ -99,27 +101,32 @@ def edges_of(captured: Captured, atoms: Sequence[Atom], value_bytes: Mapping[int
 
 
 def groups_of(captured: Captured, atoms: Sequence[Atom], *, buffers: bool) -> list[set[int]]:
-    """Atoms that share a parameter: there is one of it, on one device. Buffers count where the forward changes them."""
+    """Atoms that share a parameter: there is one of it, on one device. Buffers count where the forward changes them.
+
+    Atom 1 may share one parameter with 2, and 2 another one with 3: these three are one group.
+    """
     users: dict[str, set[int]] = {}
     for number, atom in enumerate(atoms):
         for node in (captured.nodes[index] for index in atom.nodes):
             for name in (*node.parameters, *(node.buffers if buffers else ())):
                 users.setdefault(name, set()).add(number)
-    return [atoms for atoms in users.values() if len(atoms) > 1]
+    groups: list[set[int]] = []
+    for together in users.values():
+        touching = [group for group in groups if group & together]
+        groups = [group for group in groups if not group & together]
+        groups.append(together.union(*touching))
+    return [group for group in groups if len(group) > 1]
 
 
-def stages_of(captured: Captured, atoms: Sequence[Atom], device: Sequence[int], *, in_order: bool) -> tuple[Stage, ...]:
+def stages_of(captured: Captured, profile: Profile, atoms: Sequence[Atom], device: Sequence[int]) -> tuple[Stage, ...]:
     """The stages of a placement, in an order in which they can run; `device` has one for each atom."""
     program = captured.program
+    in_order = keeps_order(profile)
     where = {op: device[number] for number, atom in enumerate(atoms) for op in _ops(captured.nodes, atom)}
-    runs = _in_order(program, where) if in_order else _by_device(program, where)
+    runs = _in_order(program, where) if in_order else _by_device(program, where, _pieces(captured, profile))
     stage_of = {op: index for index, run in enumerate(runs) for op in run}
-    costs = {captured.nodes[n].start: (captured.nodes[n].name, cost)
-             for atom in atoms for n, cost in zip(atom.nodes, atom.costs, strict=True)}  # fmt: skip
     first = program.value_of(0)
-    last = stage_of[len(program) - 1]
     takes = [_used(program, run) - {program.value_of(op) for op in run} for run in runs]
-    takes[last] |= {value for value in program.results if value < first or stage_of[value - first] != last}
     stages = []
     for index, run in enumerate(runs):
         made = {program.value_of(op) for op in run}
@@ -127,20 +134,30 @@ def stages_of(captured: Captured, atoms: Sequence[Atom], device: Sequence[int], 
         before = {stage_of[value - first] for value in takes[index] if value >= first}
         if in_order and index:
             before.add(index - 1)
-        own = [costs[op] for op in run if op in costs]
+        own = [(node.name, cost) for node, cost in zip(captured.nodes, profile.nodes, strict=True) if node.start in run]
         stages.append(
             Stage(
                 index, where[run[0]], tuple(run), tuple(sorted(takes[index])), tuple(sorted(made & wanted)),
-                tuple(sorted(before)), loss=index == last,
+                tuple(sorted(before)), loss=len(program) - 1 in run,
                 forward_seconds=sum(cost.forward_seconds for _, cost in own),
                 backward_seconds=sum(cost.backward_seconds for _, cost in own),
                 step_seconds=sum(cost.step_seconds for _, cost in own),
                 state_bytes=sum(2 * c.parameter_bytes + c.optimizer_bytes + c.buffer_bytes for _, c in own),
                 activation_bytes=sum(cost.activation_bytes + cost.boundary_bytes for _, cost in own),
+                peak_bytes=max((max(c.forward_peak_bytes, c.backward_peak_bytes) for _, c in own), default=0),
                 nodes=tuple(name for name, _ in own),
             )
         )  # fmt: skip
     return tuple(stages)
+
+
+def _pieces(captured: Captured, profile: Profile) -> list[list[int]]:
+    """Operations that stay together: all of a node in which one changes in place what another made; else each alone."""
+    pieces: list[list[int]] = []
+    for index, node in enumerate(captured.nodes):
+        ops = list(range(node.start, node.stop))
+        pieces += [ops] if index in profile.in_place else [[op] for op in ops]
+    return pieces
 
 
 def _in_order(program: Program, where: Mapping[int, int]) -> list[list[int]]:
@@ -154,29 +171,27 @@ def _in_order(program: Program, where: Mapping[int, int]) -> list[list[int]]:
     return runs
 
 
-def _by_device(program: Program, where: Mapping[int, int]) -> list[list[int]]:
+def _by_device(program: Program, where: Mapping[int, int], pieces: Sequence[list[int]]) -> list[list[int]]:
     """For each device, runs that wait for others only at their start and are waited for only at their end."""
     first = program.value_of(0)
-    arrives = {
-        op for op in range(len(program))
-        if any(value >= first and where[value - first] != where[op] for value in program.training[op].refs())
-    }  # fmt: skip
-    leaves_after = {
-        value - first
+    passed = [
+        (value - first, op)
         for op in range(len(program))
-        for value in program.training[op].refs()
+        for value in _used(program, [op])
         if value >= first and where[value - first] != where[op]
-    }
+    ]
+    arrives = {op for _, op in passed}
+    leaves = {op for op, _ in passed}
     runs: list[list[int]] = []
     open_run: dict[int, list[int]] = {}
-    for op in range(len(program)):
-        device = where[op]
+    for piece in pieces:
+        device = where[piece[0]]
         run = open_run.get(device)
-        if run is None or op in arrives:
+        if run is None or arrives.intersection(piece):
             run = open_run[device] = []
             runs.append(run)
-        run.append(op)
-        if op in leaves_after:
+        run += piece
+        if leaves.intersection(piece):
             open_run.pop(device)
     return _sorted(program, runs)
 
@@ -203,10 +218,7 @@ def _ops(nodes: Sequence[Node], atom: Atom) -> range:
 
 
 def _used(program: Program, ops: Iterable[int]) -> set[int]:
-    return {value for op in ops for value in program.training[op].refs()}
-
-
-def _makers(captured: Captured, atoms: Sequence[Atom]) -> dict[int, int]:
-    return {
-        captured.program.value_of(op): number for number, atom in enumerate(atoms) for op in _ops(captured.nodes, atom)
-    }
+    """The values that these operations use; with the last one goes the loss, which uses the model's output."""
+    ops = list(ops)
+    used = {value for op in ops for value in program.training[op].refs()}
+    return used | program.results if len(program) - 1 in ops else used

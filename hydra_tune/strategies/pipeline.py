@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from hydra_tune.engine.unit import Role, StepRecord, UnitResult
 from hydra_tune.errors import SpecError, nearest, quoted
-from hydra_tune.pipeline.kit import Fetched, Forwarded, Random, Sent
+from hydra_tune.pipeline.kit import Fetched, Judged, Random, Sent
 from hydra_tune.pipeline.microbatches import bounds
 from hydra_tune.pipeline.prepare import PLACERS
 from hydra_tune.pipeline.schedule import ORDERS, in_flight, users_of
@@ -25,10 +25,10 @@ from hydra_tune.pipeline.stages import TARGETS, Stage
 from hydra_tune.strategies import pipeline_units as units
 from hydra_tune.strategies.base import Strategy, TrialRun
 from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, Saved, train_epochs
+from hydra_tune.strategies.pipeline_batch import Batch, Together, all_of
 from hydra_tune.strategies.pipeline_units import Staged, Wanted
 from hydra_tune.training import Diverged, Progress
 
-_T = TypeVar("_T")
 RECENT = 1000
 """Units and steps of which the median is shown."""
 
@@ -107,13 +107,16 @@ class InStages(InTraining):
         found = cls(run, staged, strategy.order, workers, builder, list(staged.history))
         found.position = dict(staged.position)
         found.note_plan()
-        await _all(run.unit("load", units.load, run.attempt, staged, i, worker=w) for i, w in enumerate(workers))
+        await all_of(run.unit("load", units.load, run.attempt, staged, i, worker=w) for i, w in enumerate(workers))
         return found
 
     def __post_init__(self) -> None:
         self.position: dict[str, Any] = {}
         self.limits = in_flight(self.staged.stages, self.order, self.staged.microbatches)
         self.users = users_of(self.staged.stages)
+        first = len(self.staged.inputs)
+        self._made_on = {first + op: stage.device for stage in self.staged.stages for op in stage.ops}
+        """The device that makes each value; the batch itself is made on the first one."""
 
     # Training
 
@@ -139,13 +142,13 @@ class InStages(InTraining):
         at = self.position
         rows = self._rows_at(at["batch"])
         parts = bounds(rows, min(self.staged.microbatches, rows))
-        result = await self._on(
+        result = await self.on(
             0, "fetch", units.fetch, at["epoch"], at["batch"], len(parts), self.random, recorded=False
         )
         fetched: Fetched = result.value
         self.random = fetched.random
         weights = [(stop - start) / rows for start, stop in parts]
-        batch = _Batch(self, fetched.sent, weights, remaining)
+        batch = Batch(self, fetched.sent, weights, remaining)
         await batch.run()
         if self.staged.draws:
             self.random = batch.random_after
@@ -156,13 +159,14 @@ class InStages(InTraining):
         at["loss_sum"] += batch.loss * rows
         at["loss_rows"] += rows
 
-    async def _step(self, batch: _Batch, stepping: bool) -> None:
+    async def _step(self, batch: Batch, stepping: bool) -> None:
         """Each device makes its step; where gradients are clipped by the norm of all, that is known first."""
         factor: float | None = 1.0 if stepping else None
         if stepping and self.staged.clip_grad_norm is not None:
             found = await self._everywhere("norms", units.norms, recorded=False)
             total = math.sqrt(sum(norm**2 for result in found for norm in result.value.values()))
-            factor = min(1.0, self.staged.clip_grad_norm / (total + 1e-6))
+            coefficient = self.staged.clip_grad_norm / (total + 1e-6)
+            factor = 1.0 if coefficient >= 1.0 else coefficient  # what is no number stays none, as in torch
         for result in await self._everywhere("step", units.step, factor, recorded=False):
             self._steps.setdefault(result.device, []).append(
                 StepRecord("step", 0, result.started, result.seconds, 0, 0)
@@ -187,18 +191,19 @@ class InStages(InTraining):
         """The validation data, several batches following each other through the stages."""
         rows = self.staged.valid_rows
         lanes: asyncio.Queue[int] = asyncio.Queue()
-        for lane in range(len(self.workers) + 1):
+        for lane in range(1 if self.staged.judged_at_random else len(self.workers) + 1):
             lanes.put_nowait(lane)
-        sums: dict[str, float] = {}
         found: list[dict[str, float]] = [{} for _ in rows]
+        streams = [self.random]
 
         async def batch(position: int, lane: int) -> None:
-            found[position] = await self._judge(position, lane)
+            found[position] = await self._judge(position, lane, streams)
             lanes.put_nowait(lane)
 
-        async with _Together() as together:
+        async with Together() as together:
             for position in range(len(rows)):
                 together.start(batch(position, await lanes.get()))
+        sums: dict[str, float] = {}
         for position, judged in enumerate(found):
             for name, value in judged.items():
                 sums[name] = sums.get(name, 0.0) + value * rows[position]
@@ -207,24 +212,28 @@ class InStages(InTraining):
             raise Diverged("the validation loss", means["loss"], self.position["steps"])
         return means
 
-    async def _judge(self, position: int, lane: int) -> dict[str, float]:
-        given: Sent = (await self._on(0, "fetch", units.fetch_valid, position, lane, recorded=False)).value
+    async def _judge(self, position: int, lane: int, streams: list[Random]) -> dict[str, float]:
+        """One batch; `streams` is where the random streams stand, moved on where evaluation draws from them."""
+        random = streams[0] if position == 0 or self.staged.judged_at_random else None
+        result = await self.on(0, "fetch", units.fetch_valid, position, lane, random, recorded=False)
+        given: Fetched = result.value
+        random = given.random if self.staged.judged_at_random else None
         made: dict[int, Sent] = {}
         judged: dict[str, float] = {}
         for stage in self.staged.stages:
-            arrived = self._arriving(stage, given, [made[other] for other in stage.before])
-            work = (units.judge, stage.index, lane, arrived)
-            made[stage.index], found = (await self._on(stage.device, "evaluate", *work)).value
-            judged |= found
+            arrived = self.arriving(stage, given.sent[0], [made[other] for other in stage.before])
+            work = (units.judge, stage.index, lane, arrived, random)
+            done: Judged = (await self.on(stage.device, "evaluate", *work)).value
+            made[stage.index], random = done.sent, done.random
+            judged |= done.metrics
+        streams[0] = random
         return judged
 
-    def _arriving(self, stage: Stage, batch: Sent, made: Sequence[Sent]) -> Sent:
+    def arriving(self, stage: Stage, batch: Sent, made: Sequence[Sent]) -> Sent:
         """What a stage takes that comes from another device."""
         takes = {*stage.takes, *((TARGETS,) if stage.loss else ())}
-        everything = {value: tree for sent in made for value, tree in sent.items()}
-        if stage.device != 0:
-            everything |= batch
-        return {value: tree for value, tree in everything.items() if value in takes}
+        everything = {value: tree for sent in made for value, tree in sent.items()} | batch
+        return {v: tree for v, tree in everything.items() if v in takes and self._made_on.get(v, 0) != stage.device}
 
     async def keep_weights(self) -> None:
         await self._everywhere("keep", units.keep_weights)
@@ -243,14 +252,14 @@ class InStages(InTraining):
 
     # Units
 
-    async def _on(self, device: int, kind: str, work: Callable[..., Any], *args: Any, **options: Any) -> UnitResult:
+    async def on(self, device: int, kind: str, work: Callable[..., Any], *args: Any, **options: Any) -> UnitResult:
         return await self.run.unit(kind, work, self.run.attempt, *args, worker=self.workers[device], **options)
 
     async def _everywhere(
         self, kind: str, work: Callable[..., Any], *args: Any, recorded: bool = True
     ) -> list[UnitResult]:
         devices = range(len(self.workers))
-        return await _all(self._on(device, kind, work, *args, recorded=recorded) for device in devices)
+        return await all_of(self.on(device, kind, work, *args, recorded=recorded) for device in devices)
 
     async def _in_builder(self, kind: str, work: Callable[..., Any], *args: Any) -> UnitResult:
         return await self.run.unit(kind, work, self.run.attempt, *args, role=Role.BUILDER, worker=self.builder)
@@ -294,106 +303,6 @@ class InStages(InTraining):
                 for stage in self.staged.stages
             ],
         }  # fmt: skip
-
-
-class _Batch:
-    """One batch on its way: a task for each stage and micro-batch, which waits for those before it."""
-
-    def __init__(
-        self, trial: InStages, fetched: Sequence[Sent], weights: Sequence[float], remaining: float | None
-    ) -> None:
-        self.trial = trial
-        self.stages = trial.staged.stages
-        self.fetched = fetched
-        self.weights = weights
-        self.remaining = remaining
-        self.loss = 0.0
-        self.random_after: Random = None
-        self._forward: dict[tuple[int, int], asyncio.Task[Forwarded]] = {}
-        self._backward: dict[tuple[int, int], asyncio.Task[Sent]] = {}
-
-    async def run(self) -> None:
-        async with _Together() as together:
-            for lane in range(len(self.weights)):
-                for stage in self.stages:
-                    self._forward[stage.index, lane] = together.start(self._go_forward(stage, lane))
-                for stage in reversed(self.stages):
-                    if not stage.loss and self.trial.users[stage.index]:
-                        self._backward[stage.index, lane] = together.start(self._go_backward(stage, lane))
-
-    async def _go_forward(self, stage: Stage, lane: int) -> Forwarded:
-        allowed = lane - self.trial.limits[stage.index]
-        if allowed >= 0 and (stage.loss or self.trial.users[stage.index]):
-            await (self._forward if stage.loss else self._backward)[stage.index, allowed]
-        before = {other: await self._forward[other, lane] for other in stage.before}
-        arrived = self.trial._arriving(stage, self.fetched[lane], [each.sent for each in before.values()])
-        random: Random = None
-        if self.trial.staged.draws:
-            random = self._first_random(lane) if stage.index == 0 else before[stage.index - 1].random
-        result = await self.trial._on(
-            stage.device, "forward", units.forward, stage.index, lane, arrived, self.weights[lane], random,
-            remaining=self.remaining, recorded=False,
-        )  # fmt: skip
-        self.trial.took("forward", stage, result)
-        done: Forwarded = result.value
-        if stage.loss:
-            self.loss += done.loss * self.weights[lane]
-        if stage.index == len(self.stages) - 1:
-            self.random_after = done.random
-        return done
-
-    async def _go_backward(self, stage: Stage, lane: int) -> Sent:
-        arrived = []
-        for user in self.trial.users[stage.index]:
-            if self.stages[user].loss:
-                sent = (await self._forward[user, lane]).sent
-            else:
-                sent = await self._backward[user, lane]
-            arrived.append((user, {value: tree for value, tree in sent.items() if value in stage.gives}))
-        result = await self.trial._on(
-            stage.device, "backward", units.backward, stage.index, lane, arrived, remaining=self.remaining,
-            recorded=False,
-        )  # fmt: skip
-        self.trial.took("backward", stage, result)
-        sent_on: Sent = result.value
-        return sent_on
-
-    def _first_random(self, lane: int) -> Random:
-        """Where a micro-batch's random numbers begin: where the batch's do, or each of several elsewhere."""
-        if len(self.weights) == 1:
-            return self.trial.random
-        at = self.trial.position
-        return hash((self.trial.run.seed, at["epoch"], at["batch"], lane)) % 2**31
-
-
-class _Together:
-    """Tasks of which the first failure ends all, and is raised as it is."""
-
-    async def __aenter__(self) -> _Together:
-        self._group = asyncio.TaskGroup()
-        await self._group.__aenter__()
-        return self
-
-    def start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        return self._group.create_task(work)
-
-    async def __aexit__(self, *exc: Any) -> None:
-        try:
-            await self._group.__aexit__(*exc)
-        except BaseExceptionGroup as group:
-            raise _first(group) from None
-
-
-def _first(group: BaseException) -> BaseException:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group
-
-
-async def _all(work: Any) -> list[UnitResult]:
-    async with _Together() as together:
-        tasks = [together.start(each) for each in work]
-    return [task.result() for task in tasks]
 
 
 def _median(values: Sequence[float]) -> float:

@@ -9,18 +9,21 @@ from typing import Any
 
 import torch
 
+from hydra_tune.batches import call_model
 from hydra_tune.builds import Prepared, pack_here
 from hydra_tune.engine.spill import SpillFiles
 from hydra_tune.engine.transfer import unpack
 from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
+from hydra_tune.graph.capture import untouched
 from hydra_tune.graph.placement import PlacementInfeasible
 from hydra_tune.graph.placement.links import link
-from hydra_tune.pipeline.kit import Fetched, Forwarded, PipelineKit, Random, Sent
+from hydra_tune.pipeline.kit import Fetched, Forwarded, Judged, PipelineKit, Random, Sent
 from hydra_tune.pipeline.microbatches import microbatches_for
 from hydra_tune.pipeline.part import Part
-from hydra_tune.pipeline.prepare import Layedout, files_of, lay_out, make_kit, merged
+from hydra_tune.pipeline.prepare import LaidOut, files_of, lay_out, make_kit, merged
 from hydra_tune.pipeline.stages import Stage
+from hydra_tune.seeds import RandomState
 from hydra_tune.shards.exchange import put_together, take_apart
 from hydra_tune.shards.prepare import examine, hollow
 from hydra_tune.strategies.epochs import Saved
@@ -47,11 +50,15 @@ class Staged:
     directory: str
     places: tuple[str, ...]
     name: str
+    inputs: tuple[str, ...]
+    """The model's arguments that a batch gives: the first values."""
     stages: tuple[Stage, ...]
     placer: str
     predicted_seconds: float
     microbatches: int
     draws: bool
+    judged_at_random: bool
+    """Whether evaluation draws random numbers too: its batches then go one by one, as in a plain loop."""
     data: tuple[int, int, int]
     valid_rows: tuple[int, ...]
     position: dict[str, Any]
@@ -110,30 +117,46 @@ def stage(
         layout = lay_out(prospect, devices, wanted.capacity, count, wanted.order, wanted.placer, way)
     except PlacementInfeasible as error:
         raise DoesNotFit(f"{error} (train it in shards with --strategy shard)") from error
-    kit = make_kit(prospect, layout.stages, devices, prepared, training)
+    kit = make_kit(prospect, layout.stages, wanted.capacity, prepared, training)
     places = [Path(place) for place in (context.setup.directory, *context.setup.overflow)]
     name = f"trial-{number}-{attempt}"
     files = [files_of(places, name, device) for device in range(devices)]
+    directory = places[0] / f"{name}-passing"
+    context.resident[attempt] = _Laid(kit, files, directory)  # from here on its files go with it
     state = training.state()
     for each, held in zip(files, kit.held, strict=True):
         take_apart(state, held, kit.parts, each)
-    directory = places[0] / f"{name}-passing"
     directory.mkdir()
+    random_judge = _draws_in_evaluation(training)
     hollow(training.model)
-    context.resident[attempt] = _Laid(kit, files, directory)
     path = directory / "kit"
     path.write_bytes(pack_here(context, kit))
-    return _described(training, layout, kit, path, places, name, count, state, (*loaded.notes,), warning)
+    return _described(training, layout, kit, path, places, name, count, state, loaded.notes, warning, random_judge)
+
+
+def _draws_in_evaluation(training: Training) -> bool:
+    """Whether model, loss or metrics draw random numbers in evaluation, by the first batch."""
+    if training.valid is None:
+        return False
+    model, candidate = training.model, training.candidate
+    inputs, targets = training.valid.fetch(0, 0)
+    with untouched(model), torch.no_grad():
+        model.eval()
+        before = RandomState.capture()
+        outputs = call_model(model, inputs)
+        for judge_by in (candidate.loss, *candidate.metrics.values()):
+            judge_by(outputs, targets)
+        return not before.same_as(RandomState.capture())
 
 
 def _described(
-    training: Training, layout: Layedout, kit: PipelineKit, path: Path, places: list[Path], name: str, count: int,
-    state: dict[str, Any], notes: tuple[str, ...], warning: str,
+    training: Training, layout: LaidOut, kit: PipelineKit, path: Path, places: list[Path], name: str, count: int,
+    state: dict[str, Any], notes: tuple[str, ...], warning: str, random_judge: bool,
 ) -> Staged:  # fmt: skip
     valid = training.valid
     return Staged(
-        str(path), str(path.parent), tuple(map(str, places)), name, layout.stages, layout.placer,
-        layout.prediction.seconds, count, kit.draws, kit.data,
+        str(path), str(path.parent), tuple(map(str, places)), name, kit.program.inputs, layout.stages, layout.placer,
+        layout.prediction.seconds, count, kit.draws, random_judge, kit.data,
         () if valid is None else tuple(valid.rows_at(position) for position in range(len(valid))),
         state["position"], list(state["history"]), kit.candidate.clip_grad_norm, kit.candidate.accumulate, notes,
         warning,
@@ -211,18 +234,16 @@ def step(context: WorkerContext, attempt: str, factor: float | None) -> None:
     _note_peak(context, part)
 
 
-def fetch_valid(context: WorkerContext, attempt: str, position: int, lane: int) -> Sent:
+def fetch_valid(context: WorkerContext, attempt: str, position: int, lane: int, random: Random) -> Fetched:
     """Make a batch of the validation data."""
     part: Part = context.resident[attempt]
-    return part.fetch_valid(position, lane)
+    return part.fetch_valid(position, lane, random)
 
 
-def judge(
-    context: WorkerContext, attempt: str, stage: int, lane: int, arrived: Sent
-) -> tuple[Sent, dict[str, float]]:  # fmt: skip
+def judge(context: WorkerContext, attempt: str, stage: int, lane: int, arrived: Sent, random: Random) -> Judged:
     """A stage's forward in evaluation."""
     part: Part = context.resident[attempt]
-    return part.judge(part.kit.stages[stage], lane, arrived)
+    return part.judge(part.kit.stages[stage], lane, arrived, random)
 
 
 def end_epoch(context: WorkerContext, attempt: str, loss: float) -> None:
@@ -247,5 +268,6 @@ def collect(
 
 def _note_peak(context: WorkerContext, part: Part) -> None:
     context.unit_peak_bytes = part.tensors.peak
-    if part.tensors.peak > context.setup.memory:
-        raise OutOfMemory(part.tensors.peak, context.setup.memory, context.setup.device)
+    room = part.kit.capacity[part.index]
+    if part.tensors.peak > room:
+        raise OutOfMemory(part.tensors.peak, room, context.setup.device)

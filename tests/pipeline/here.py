@@ -11,11 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
-import torch
 
 import hydra_tune as ht
 from hydra_tune.builds import Prepared
 from hydra_tune.engine.unit import StepRecord, UnitResult
+from hydra_tune.seeds import seed_everything
 from hydra_tune.strategies.base import Candidacy, TrialRun
 from hydra_tune.strategies.epochs import train_epochs
 from hydra_tune.strategies.pipeline import InStages, Pipeline
@@ -56,6 +56,7 @@ class Here(TrialRun):
         assert worker is not None
         given = cloudpickle.loads(cloudpickle.dumps(args))
         began = time.time()
+        seed_everything(len(self.ran))  # other trials draw in this process too
         value = work(self.contexts[worker], *given)
         self.ran.append((kind, worker))
         seconds = time.time() - began
@@ -92,6 +93,5 @@ class Here(TrialRun):
 async def train(run: Here, strategy: Pipeline) -> InStages:
     """Train to the last epoch, and collect."""
     candidate = await InStages.laid_out(run, strategy)
-    torch.manual_seed(999)  # other trials draw here too
     await train_epochs(run, candidate)
     return candidate

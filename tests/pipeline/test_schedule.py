@@ -23,7 +23,7 @@ def stage(
 ) -> Stage:  # fmt: skip
     return Stage(
         index, device, (index,), takes, gives, before, loss=loss, forward_seconds=forward, backward_seconds=backward,
-        step_seconds=0.0, state_bytes=0, activation_bytes=0, nodes=(str(index),),
+        step_seconds=0.0, state_bytes=0, activation_bytes=0, peak_bytes=0, nodes=(str(index),),
     )  # fmt: skip
 
 

@@ -141,6 +141,22 @@ def test_microbatches_that_cannot_be_are_refused(case: str) -> None:
     assert said in (record.error or "")
 
 
+def infinite(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """No number, but in training."""
+    return F.cross_entropy(outputs, targets) if torch.is_grad_enabled() else outputs.sum() * float("inf")
+
+
+def test_a_validation_loss_that_is_no_number_ends_its_trial_only() -> None:
+    def build(trial: Any) -> ht.Candidate:
+        fails = trial.suggest_categorical("fails", [True, False])
+        return deep(loss=infinite if fails else F.cross_entropy)
+
+    result = ht.search(
+        build, trials=2, devices="2xcpu", strategy="pipeline", sampler="grid", seed=1, progress=False, study="inf"
+    )
+    assert sorted(record.state for record in result.trials) == ["COMPLETE", "DIVERGED"]
+
+
 def test_devices_without_the_room_are_said_with_the_bytes_that_lack() -> None:
     with pytest.raises(ht.SearchFailed):
         ht.search(

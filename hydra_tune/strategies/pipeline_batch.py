@@ -1,0 +1,117 @@
+"""One batch of a pipelined trial: a task for each stage and micro-batch, which awaits those before it and its unit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hydra_tune.engine.unit import UnitResult
+from hydra_tune.pipeline.kit import Forwarded, Random, Sent
+from hydra_tune.pipeline.stages import Stage
+from hydra_tune.strategies import pipeline_units as units
+
+if TYPE_CHECKING:
+    from hydra_tune.strategies.pipeline import InStages
+
+_T = TypeVar("_T")
+
+
+class Batch:
+    """One batch on its way: a task for each stage and micro-batch, which waits for those before it."""
+
+    def __init__(
+        self, trial: InStages, fetched: Sequence[Sent], weights: Sequence[float], remaining: float | None
+    ) -> None:
+        self.trial = trial
+        self.stages = trial.staged.stages
+        self.fetched = fetched
+        self.weights = weights
+        self.remaining = remaining
+        self.loss = 0.0
+        self.random_after: Random = None
+        self._forward: dict[tuple[int, int], asyncio.Task[Forwarded]] = {}
+        self._backward: dict[tuple[int, int], asyncio.Task[Sent]] = {}
+
+    async def run(self) -> None:
+        async with Together() as together:
+            for lane in range(len(self.weights)):
+                for stage in self.stages:
+                    self._forward[stage.index, lane] = together.start(self._go_forward(stage, lane))
+                for stage in reversed(self.stages):
+                    if not stage.loss and self.trial.users[stage.index]:
+                        self._backward[stage.index, lane] = together.start(self._go_backward(stage, lane))
+
+    async def _go_forward(self, stage: Stage, lane: int) -> Forwarded:
+        allowed = lane - self.trial.limits[stage.index]
+        if allowed >= 0 and (stage.loss or self.trial.users[stage.index]):
+            await (self._forward if stage.loss else self._backward)[stage.index, allowed]
+        before = {other: await self._forward[other, lane] for other in stage.before}
+        arrived = self.trial.arriving(stage, self.fetched[lane], [each.sent for each in before.values()])
+        random: Random = None
+        if self.trial.staged.draws:
+            random = self._first_random(lane) if stage.index == 0 else before[stage.index - 1].random
+        result = await self.trial.on(
+            stage.device, "forward", units.forward, stage.index, lane, arrived, self.weights[lane], random,
+            remaining=self.remaining, recorded=False,
+        )  # fmt: skip
+        self.trial.took("forward", stage, result)
+        done: Forwarded = result.value
+        if stage.loss:
+            self.loss += done.loss * self.weights[lane]
+        if stage.index == len(self.stages) - 1:
+            self.random_after = done.random
+        return done
+
+    async def _go_backward(self, stage: Stage, lane: int) -> Sent:
+        arrived = []
+        for user in self.trial.users[stage.index]:
+            if self.stages[user].loss:
+                sent = (await self._forward[user, lane]).sent
+            else:
+                sent = await self._backward[user, lane]
+            arrived.append((user, {value: tree for value, tree in sent.items() if value in stage.gives}))
+        result = await self.trial.on(
+            stage.device, "backward", units.backward, stage.index, lane, arrived, remaining=self.remaining,
+            recorded=False,
+        )  # fmt: skip
+        self.trial.took("backward", stage, result)
+        sent_on: Sent = result.value
+        return sent_on
+
+    def _first_random(self, lane: int) -> Random:
+        """Where a micro-batch's random numbers begin: where the batch's do, or each of several elsewhere."""
+        if len(self.weights) == 1:
+            return self.trial.random
+        at = self.trial.position
+        return hash((self.trial.run.seed, at["epoch"], at["batch"], lane)) % 2**31
+
+
+class Together:
+    """Tasks of which the first failure ends all, and is raised as it is."""
+
+    async def __aenter__(self) -> Together:
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        return self
+
+    def start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        return self._group.create_task(work)
+
+    async def __aexit__(self, *exc: Any) -> None:
+        try:
+            await self._group.__aexit__(*exc)
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+
+
+def _first(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+async def all_of(work: Iterable[Coroutine[Any, Any, UnitResult]]) -> list[UnitResult]:
+    async with Together() as together:
+        tasks = [together.start(each) for each in work]
+    return [task.result() for task in tasks]
