@@ -24,10 +24,9 @@ from hydra_tune.graph.program import program_inputs
 from hydra_tune.pipeline.handover import Handover
 from hydra_tune.pipeline.kit import Fetched, Forwarded, Judged, PipelineKit, Random, Sent
 from hydra_tune.pipeline.microbatches import bounds, split
+from hydra_tune.pipeline.share import Share, as_state
 from hydra_tune.pipeline.stages import TARGETS, Stage
-from hydra_tune.seeds import RandomState, seed_everything
-from hydra_tune.shards.exchange import put_together, take_apart
-from hydra_tune.shards.optimizers import Schedule
+from hydra_tune.seeds import RandomState
 from hydra_tune.training import Diverged, as_number
 
 MEASURED_STEPS = 2
@@ -60,29 +59,25 @@ class Part:
         self.kit = kit
         self.index = index
         self.device = device
-        self.files = files
         self.model: nn.Module = kit.candidate.model
+        self.share = Share(kit, index, device, files)
         self.handover = Handover(directory, device)
         self.batches = Batches(kit.candidate, kit.train, training=True, seed=kit.seed)
         self.valid = None if kit.valid is None else Batches(kit.candidate, kit.valid, training=False)
-        self.steps = 0
-        self.kept: dict[str, torch.Tensor] | None = None
+        self.tensors = TensorBytes(self.share.everything())
         self._lanes: dict[int, _InFlight] = {}
         self._measured = 0
-        self._restore(put_together(files, kit.held[index], kit.parts, kit.data))
-        kept = [_tensors(list(state.values())) for state in self.optimizer.optimizer.state.values()]
-        self.tensors = TensorBytes([*self._all().values(), *(tensor for each in kept for tensor in each)])
         first = kit.program.value_of(0)
         self._maker = {first + op: stage for stage in kit.stages for op in stage.ops}
         self._remote = {value for stage in kit.stages if stage.device != index for value in stage.takes}
         """Values that stages on other devices take."""
-        self._evaluation = self.random
+        self._evaluation = self.share.random
         """Where the random streams stand in evaluation."""
 
     def close(self) -> None:
         """Free what is in flight."""
         self._lanes.clear()
-        self.files.close()
+        self.share.files.close()
 
     def counting(self) -> Any:
         """While active, tensors are counted, in the first steps; all later ones take the same."""
@@ -93,25 +88,25 @@ class Part:
     def fetch(self, epoch: int, position: int, count: int, random: Random) -> Fetched:
         """Make a batch and cut it into micro-batches; what of each other devices need."""
         if random is not None:
-            self.random = _random(random)
-        self.random.restore(self.device)
+            self.share.random = as_state(random)
+        self.share.random.restore(self.device)
         inputs, targets = move(self.batches.fetch(epoch, position), self.device)
-        self.random = RandomState.capture(self.device)
+        self.share.random = RandomState.capture(self.device)
         self.kit.program.check(program_inputs(inputs))
         rows = self.batches.rows_at(position)
         sent = [
             self._admit(lane, split(inputs, rows, start, stop), split(targets, rows, start, stop))
             for lane, (start, stop) in enumerate(bounds(rows, count))
         ]
-        return Fetched(sent, self.random.state() if self.kit.draws else None)
+        return Fetched(sent, self.share.random.state() if self.kit.draws else None)
 
     def fetch_valid(self, position: int, lane: int, random: Random) -> Fetched:
         """Make a batch of the validation data; one that draws random numbers draws this trial's."""
         assert self.valid is not None
         if random is not None:
-            self._evaluation = _random(random)
+            self._evaluation = as_state(random)
         elif position == 0:
-            self._evaluation = self.random
+            self._evaluation = self.share.random
         self._evaluation.restore(self.device)
         inputs, targets = move(self.valid.fetch(0, position), self.device)
         self._evaluation = RandomState.capture(self.device)
@@ -137,7 +132,7 @@ class Part:
         flight = self._arrive(lane, arrived)
         self._mode(training=True)
         if random is not None:
-            _random(random).restore(self.device)
+            as_state(random).restore(self.device)
         first = self.kit.program.value_of(0)
         values, entered = {}, {}
         for value in stage.takes:
@@ -166,7 +161,7 @@ class Part:
         loss = candidate.loss(self.kit.program.outputs(values), targets)
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise Diverged("the training loss", value, self.steps)
+            raise Diverged("the training loss", value, self.share.steps)
         weighted = loss if weight == 1.0 else loss * weight
         (weighted / candidate.accumulate).backward()  # type: ignore[no-untyped-call]
         return value
@@ -193,25 +188,11 @@ class Part:
             torch.autograd.backward(roots, gradients)
         return self._pass_back(stage, lane, graph)
 
-    def norms(self) -> dict[str, float]:
-        """The norm of each gradient, for clipping by the norm of all."""
-        named = dict(self._named(self.model.named_parameters()))
-        return {n: float(torch.linalg.vector_norm(p.grad)) for n, p in named.items() if p.grad is not None}
-
     def step(self, factor: float) -> None:
         """The optimizer's step for the parameters here, with their gradients times `factor`."""
         with self.counting():
-            if factor != 1.0:
-                for parameter in self._own(self.model.named_parameters()):
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(factor)
-            self.optimizer.update(self.schedule.options)
-            self.optimizer.optimizer.step()
-            self.optimizer.optimizer.zero_grad()
-        self.steps += 1
+            self.share.step(factor)
         self._measured += 1
-        if self.kit.candidate.schedule_every == "step":
-            self.schedule.step()
 
     def end_batch(self) -> None:
         """Nothing of the batch is needed any longer."""
@@ -224,7 +205,7 @@ class Part:
         flight = self._arrive(lane, arrived)
         self._mode(training=False)
         if random is not None:
-            _random(random).restore(self.device)
+            as_state(random).restore(self.device)
         keep = {*stage.gives, *(self.kit.program.results if stage.loss else ())}
         values = {value: flight.values[value] for value in stage.takes}
         with torch.no_grad():
@@ -240,63 +221,9 @@ class Part:
             return Judged({}, self._after(random), judged)
 
     def end_epoch(self, loss: float) -> None:
-        """The epoch was judged by this loss: step an epoch schedule."""
+        """The epoch was judged by this loss."""
         self._lanes.clear()
-        if self.kit.candidate.schedule_every == "epoch":
-            self.schedule.step(loss)
-
-    def keep_weights(self) -> None:
-        """Remember the weights as they are now."""
-        self.kept = {name: tensor.detach().cpu().clone() for name, tensor in self._all().items()}
-
-    def collect(self, position: Mapping[str, Any], history: list[dict[str, float]], random: Random) -> None:
-        """Write this device's state to its files, for whoever puts the trial together."""
-        if random is not None:
-            self.random = _random(random)
-        state = {
-            "tensors": self._all(),
-            "gradients": {
-                n: p.grad for n, p in self._named(self.model.named_parameters()) if p.grad is not None
-            },
-            "optimizer": self._optimizer_state(),
-            "scheduler": self.schedule.state(),
-            "random": self.random.state(),
-            "position": dict(position),
-            "history": history,
-            "kept": self.kept,
-            "extra": self._extra,
-        }  # fmt: skip
-        take_apart(state, self.kit.held[self.index], self.kit.parts, self.files)
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        """Take up a state that `take_apart` wrote."""
-        held, parts = self.kit.held[self.index], self.kit.parts
-        own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        self._names = held.names
-        for name in self._names:
-            own[name].data = state["tensors"][name].to(self.device).clone()
-        parameters = dict(self._named(self.model.named_parameters()))
-        for name, gradient in state["gradients"].items():
-            parameters[name].grad = gradient.to(self.device)
-        groups = [{k: v for k, v in group.items() if k != "params"} for group in state["optimizer"]["param_groups"]]
-        self.schedule = Schedule(parts, self.kit.candidate.scheduler, state["scheduler"], groups)
-        self.optimizer = parts.for_parameters(parameters, self.schedule.options)
-        for index, kept in state["optimizer"]["state"].items():
-            self.optimizer.optimizer.state[parameters[parts.order[index]]] = {
-                key: value.to(self.device) if isinstance(value, torch.Tensor) and value.dim() else value
-                for key, value in kept.items()
-            }
-        self.random = RandomState.from_state(state["random"])
-        self.kept = state["kept"]
-        self.steps = state["position"]["steps"]
-        self._extra = state["extra"]
-
-    def _optimizer_state(self) -> dict[str, Any]:
-        order = {name: index for index, name in enumerate(self.kit.parts.order)}
-        named = dict(self._named(self.model.named_parameters()))
-        state = self.optimizer.optimizer.state
-        kept = {order[name]: dict(state[p]) for name, p in named.items() if name in order and state.get(p)}
-        return {"state": kept, "param_groups": [dict(options) for options in self.schedule.options]}
+        self.share.end_epoch(loss)
 
     # Values
 
@@ -336,15 +263,6 @@ class Part:
             self.model.train(training)
             self._training = training
 
-    def _all(self) -> dict[str, torch.Tensor]:
-        return {**dict(self._named(self.model.named_parameters())), **dict(self._named(self.model.named_buffers()))}
-
-    def _named(self, tensors: Any) -> list[tuple[str, Any]]:
-        return [(name, tensor) for name, tensor in tensors if name in self._names]
-
-    def _own(self, tensors: Any) -> list[Any]:
-        return [tensor for _, tensor in self._named(tensors)]
-
 
 class _Nothing:
     def __enter__(self) -> None: ...
@@ -358,11 +276,3 @@ def _copy(gradient: torch.Tensor | None) -> torch.Tensor | None:
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _random(random: Random) -> RandomState:
-    if isinstance(random, int):
-        seed_everything(random)
-        return RandomState.capture()
-    assert random is not None
-    return RandomState.from_state(random)

@@ -222,7 +222,7 @@ def backward(context: WorkerContext, attempt: str, stage: int, lane: int, arrive
 def norms(context: WorkerContext, attempt: str) -> dict[str, float]:
     """The norms of the gradients here."""
     part: Part = context.resident[attempt]
-    return part.norms()
+    return part.share.norms()
 
 
 def step(context: WorkerContext, attempt: str, factor: float | None) -> None:
@@ -255,7 +255,7 @@ def end_epoch(context: WorkerContext, attempt: str, loss: float) -> None:
 def keep_weights(context: WorkerContext, attempt: str) -> None:
     """Remember this device's weights as they are now."""
     part: Part = context.resident[attempt]
-    part.keep_weights()
+    part.share.keep_weights()
 
 
 def collect(
@@ -263,7 +263,7 @@ def collect(
 ) -> None:
     """Write this device's state for the builder."""
     part: Part = context.resident[attempt]
-    part.collect(position, history, random)
+    part.share.collect(position, history, random)
 
 
 def _note_peak(context: WorkerContext, part: Part) -> None:
