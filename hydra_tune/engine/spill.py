@@ -227,6 +227,17 @@ class SpillFiles:
         return self.places[place] / f"{key.replace('/', '-')}.{slot}"
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, or leave nothing of it where there is no room."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        if error.errno not in NO_ROOM:
+            raise
+        raise SpillFull(len(content), [path.parent]) from error
+
+
 def _close_all(descriptors: dict[str, int]) -> None:
     while descriptors:
         os.close(descriptors.popitem()[1])

@@ -11,7 +11,7 @@ import torch
 
 from hydra_tune.batches import call_model
 from hydra_tune.builds import Prepared, pack_here
-from hydra_tune.engine.spill import SpillFiles
+from hydra_tune.engine.spill import SpillFiles, write_whole
 from hydra_tune.engine.transfer import unpack
 from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
@@ -130,7 +130,7 @@ def stage(
     random_judge = _draws_in_evaluation(training)
     hollow(training.model)
     path = directory / "kit"
-    path.write_bytes(pack_here(context, kit))
+    write_whole(path, pack_here(context, kit))
     return _described(training, layout, kit, path, places, name, count, state, loaded.notes, warning, random_judge)
 
 

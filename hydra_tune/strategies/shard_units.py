@@ -12,7 +12,7 @@ import torch
 from hydra_tune.builds import Prepared, pack_here
 from hydra_tune.engine import accelerator
 from hydra_tune.engine.device_memory import DeviceMemory
-from hydra_tune.engine.spill import SpillFiles
+from hydra_tune.engine.spill import SpillFiles, write_whole
 from hydra_tune.engine.transfer import unpack
 from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
@@ -177,7 +177,7 @@ def _described(
     """Write the kit where devices find it, under a name that no other cut has."""
     number = sum(1 for _ in files.places[0].glob("kit-*"))
     path = files.places[0] / f"kit-{number}"
-    path.write_bytes(pack_here(context, kit))
+    write_whole(path, pack_here(context, kit))
     places = tuple(str(place.parent) for place in files.places)
     return Cut(len(kit.plan.shards), history, notes, places=places, name=files.places[0].name, kit=str(path))
 

@@ -231,16 +231,18 @@ class small_place:
 
 LIMITED = """
 import sys
-import tempfile
 import torch
 from pathlib import Path
-from hydra_tune.engine import spill
-from hydra_tune.engine.spill import SpillFiles, SpillFull
+from hydra_tune.engine.spill import SpillFiles, SpillFull, write_whole
 files = SpillFiles([Path(sys.argv[1])], "trial")
 files.write("small", 1, torch.ones(1000, dtype=torch.uint8))
 files.commit("whole")
 try:
     files.write("large", 1, torch.ones(500_000, dtype=torch.uint8))
+except SpillFull as error:
+    print(error)
+try:
+    write_whole(Path(sys.argv[1]) / "trial" / "kit", bytes(200_000))
 except SpillFull as error:
     print(error)
 """
@@ -255,6 +257,7 @@ def test_a_file_that_may_not_grow_is_no_room_too(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert f"there is no room for 500000 bytes in {tmp_path}" in done.stdout
+    assert f"there is no room for 200000 bytes in {tmp_path}" in done.stdout
     assert sorted(os.listdir(tmp_path / "trial")) == ["index.json", "small.0"]
     assert SpillFiles([tmp_path], "trial").notes == "whole"
 
