@@ -80,14 +80,14 @@ def pipelined(folder: str) -> float:
 
 
 def two_trials(folder: str, *, at_once: bool) -> float:
-    """Seconds of both trials: from the first stage to the last, or the sum of each one's."""
+    """Seconds for a step of each of two trials: at once they overlap, else they follow each other.
+
+    Of each trial the median step counts: the second one starts some steps after the first, which is then alone.
+    """
     strategy = {"name": "pipeline", "microbatches": FILLING}
-    _, units = searched(folder, strategy, trials=2, at_once=2 if at_once else 1)
-
-    def window(some: list[Any]) -> float:
-        return float(max(u.started + u.seconds for u in some) - min(u.started for u in some))
-
-    return window(units) if at_once else sum(window([u for u in units if u.number == n]) for n in (0, 1))
+    records, _ = searched(folder, strategy, trials=2, at_once=2 if at_once else 1)
+    steps = [float(record.plan["measured_step_ms"]) / 1000 for record in records]
+    return max(steps) if at_once else sum(steps)
 
 
 def torch_pipelining() -> float:
@@ -119,15 +119,17 @@ def rank(index: int, folder: str) -> None:
     stage = PipelineStage(own, index, 2, torch.device("cpu"))  # type: ignore[no-untyped-call]
     schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=nn.functional.cross_entropy)
     inputs, targets = data(BATCHES)
+    order = torch.randperm(len(inputs))
     seconds = []
     for start in range(0, len(inputs), BATCH):
         dist.barrier()
         clock = time.perf_counter()
+        rows = order[start : start + BATCH]
         losses: list[torch.Tensor] = []
         if index:
-            schedule.step(target=targets[start : start + BATCH], losses=losses)
+            schedule.step(target=targets[rows], losses=losses)
         else:
-            schedule.step(inputs[start : start + BATCH])
+            schedule.step(inputs[rows])
         optimizer.step()
         optimizer.zero_grad()
         dist.barrier()
