@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 from torch.utils.data import TensorDataset, default_collate
 
 from hydra_tune.candidate import Candidate, Dataset
@@ -92,3 +93,14 @@ def move(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, tuple | list):
         return type(batch)(move(value, device) for value in batch)
     return batch
+
+
+def some_rows(tree: Any, rows: int, start: int, stop: int) -> Any:
+    """The rows from `start` to `stop` of a batch's inputs or targets, where they are made of rows."""
+    if (start, stop) == (0, rows):
+        return tree
+
+    def some(leaf: Any) -> Any:
+        return leaf[start:stop] if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == rows else leaf
+
+    return tree_map(some, tree)

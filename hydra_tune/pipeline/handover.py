@@ -41,7 +41,6 @@ class Handover:
     def __init__(self, directory: Path, device: torch.device) -> None:
         self.directory = directory
         self.device = device
-        self.sent_bytes = 0
         self._mapped: dict[str, torch.Tensor] = {}
 
     def send(self, name: str, tree: Any) -> Any:
@@ -62,7 +61,6 @@ class Handover:
         )
         if place.bytes:
             self._at(place, make=True).copy_(tensor)
-            self.sent_bytes += place.bytes
         return place
 
     def _get(self, place: Place) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hydra_tune.batches import call_model
+from hydra_tune.batches import call_model, some_rows
 from hydra_tune.errors import CandidateError
 from hydra_tune.graph.capture import untouched
 from hydra_tune.seeds import RandomState
@@ -31,17 +31,6 @@ def bounds(rows: int, count: int) -> list[tuple[int, int]]:
     small, more = divmod(rows, count)
     ends = [index * small + min(index, more) for index in range(count + 1)]
     return list(itertools.pairwise(ends))
-
-
-def split(tree: Any, rows: int, start: int, stop: int) -> Any:
-    """The rows from `start` to `stop` of a batch, where it is made of rows."""
-    if (start, stop) == (0, rows):
-        return tree
-
-    def some(leaf: Any) -> Any:
-        return leaf[start:stop] if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == rows else leaf
-
-    return tree_map(some, tree)
 
 
 def microbatches_for(training: Training, asked: int | None, devices: int) -> tuple[int, str]:
@@ -114,11 +103,11 @@ def _check(training: Training, count: int) -> None:
         ):
             raise _Differs("the model's forward changes buffers, as batch-norm does", bearable=True)
         try:
-            pieces = [call_model(model, split(inputs, rows, start, stop)) for start, stop in parts]
+            pieces = [call_model(model, some_rows(inputs, rows, start, stop)) for start, stop in parts]
         except Exception as error:
             raise _Differs(f"the model cannot take a part of a batch ({type(error).__name__}: {error})") from error
     for piece, (start, stop) in zip(pieces, parts, strict=True):
-        if not _alike(piece, split(whole, rows, start, stop)):
+        if not _alike(piece, some_rows(whole, rows, start, stop)):
             raise _Differs("the model gives rows other outputs in another batch")
     _check_loss(training, whole, targets, parts)
 
@@ -139,7 +128,7 @@ def _check_loss(training: Training, outputs: Any, targets: Any, parts: list[tupl
     try:
         whole = loss(tried, targets)
         cut = torch.stack([
-            loss(split(tried, rows, a, b), split(targets, rows, a, b)) * ((b - a) / rows) for a, b in parts
+            loss(some_rows(tried, rows, a, b), some_rows(targets, rows, a, b)) * ((b - a) / rows) for a, b in parts
         ]).sum()  # fmt: skip
         expected, found = (torch.autograd.grad(each, leaves, allow_unused=True) for each in (whole, cut))
     except Exception as error:

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hydra_tune.batches import Batches, move
+from hydra_tune.batches import Batches, move, some_rows
 from hydra_tune.engine.memory import TensorBytes
 from hydra_tune.engine.spill import SpillFiles
 from hydra_tune.graph.program import program_inputs
 from hydra_tune.pipeline.handover import Handover
 from hydra_tune.pipeline.kit import Fetched, Forwarded, Judged, PipelineKit, Random, Sent
-from hydra_tune.pipeline.microbatches import bounds, split
+from hydra_tune.pipeline.microbatches import bounds
 from hydra_tune.pipeline.share import Share, as_state
 from hydra_tune.pipeline.stages import TARGETS, Stage
 from hydra_tune.seeds import RandomState
@@ -95,7 +95,7 @@ class Part:
         self.kit.program.check(program_inputs(inputs))
         rows = self.batches.rows_at(position)
         sent = [
-            self._admit(lane, split(inputs, rows, start, stop), split(targets, rows, start, stop))
+            self._admit(lane, some_rows(inputs, rows, start, stop), some_rows(targets, rows, start, stop))
             for lane, (start, stop) in enumerate(bounds(rows, count))
         ]
         return Fetched(sent, self.share.random.state() if self.kit.draws else None)

@@ -32,9 +32,12 @@ def in_flight(stages: Sequence[Stage], order: str, microbatches: int) -> list[in
             depth[stage.index] = max(hops, default=1)
     limits = []
     for stage in stages:
-        ends = stage.loss or not users[stage.index]  # one that nobody takes from has no backward to wait for
-        allowed = depth[stage.index] + (not stage.loss)
-        limits.append(microbatches if ends and not stage.loss else min(microbatches, allowed))
+        if stage.loss:
+            limits.append(1)
+        elif not users[stage.index]:
+            limits.append(microbatches)  # nobody takes from it: it has no backward to wait for
+        else:
+            limits.append(min(microbatches, depth[stage.index] + 1))
     return limits
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
+from hydra_tune.batches import some_rows
 from hydra_tune.builds import Prepared
 from hydra_tune.graph.capture import Captured, capture
 from hydra_tune.graph.costs import ShardCost
@@ -63,9 +64,9 @@ def examine(training: Training, profiles: Path, rows: int | None = None) -> Pros
     inputs, targets = training.batches.fetch(0, 0)
     whole = training.batches.rows_at(0)
     if rows is not None:
-        inputs, targets = first_rows(inputs, whole, rows), first_rows(targets, whole, rows)
+        inputs, targets = some_rows(inputs, whole, 0, rows), some_rows(targets, whole, 0, rows)
         whole = rows
-    pilot = first_rows(inputs, whole, PILOT_ROWS)
+    pilot = some_rows(inputs, whole, 0, PILOT_ROWS)
 
     def key_of(captured: Captured) -> str:
         shapes = _shapes(captured.program.bind(inputs)), _shapes([targets])
@@ -92,15 +93,6 @@ def examine(training: Training, profiles: Path, rows: int | None = None) -> Pros
     found = replace(found, state={**made, **found.state})
     captured = replace(captured, program=replace(captured.program, mutated=found.mutated))
     return Prospect(captured, found, parts, candidate.clip_grad_norm is not None or candidate.accumulate > 1)
-
-
-def first_rows(tree: Any, rows: int, count: int) -> Any:
-    """The first rows of a batch's inputs or targets, where they are made of rows."""
-
-    def first(leaf: Any) -> Any:
-        return leaf[:count] if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == rows else leaf
-
-    return tree_map(first, tree)
 
 
 def _smaller_batches(training: Training) -> list[Any]:

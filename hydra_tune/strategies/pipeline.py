@@ -154,12 +154,12 @@ class InStages(InTraining):
             self.random = batch.random_after
         at["batch"] += 1
         stepping = at["batch"] % self.staged.accumulate == 0 or at["batch"] == self.staged.data[2]
-        await self._step(batch, stepping)
+        await self._step(stepping)
         at["steps"] += stepping
         at["loss_sum"] += batch.loss * rows
         at["loss_rows"] += rows
 
-    async def _step(self, batch: Batch, stepping: bool) -> None:
+    async def _step(self, stepping: bool) -> None:
         """Each device makes its step; where gradients are clipped by the norm of all, that is known first."""
         factor: float | None = 1.0 if stepping else None
         if stepping and self.staged.clip_grad_norm is not None:
@@ -182,6 +182,7 @@ class InStages(InTraining):
         at = self.position
         train_loss = at["loss_sum"] / max(at["loss_rows"], 1)
         judged = {"train_loss": train_loss, **(await self._evaluate() or {"loss": train_loss})}
+        self._record()
         await self._everywhere("end epoch", units.end_epoch, judged["loss"])
         self.history.append(judged)
         self.position |= {"epoch": at["epoch"] + 1, "batch": 0, "loss_sum": 0.0, "loss_rows": 0}
@@ -223,7 +224,9 @@ class InStages(InTraining):
         for stage in self.staged.stages:
             arrived = self.arriving(stage, given.sent[0], [made[other] for other in stage.before])
             work = (units.judge, stage.index, lane, arrived, random)
-            done: Judged = (await self.on(stage.device, "evaluate", *work)).value
+            result = await self.on(stage.device, "evaluate", *work, recorded=False)
+            self.took("evaluate", stage, result)
+            done: Judged = result.value
             made[stage.index], random = done.sent, done.random
             judged |= done.metrics
         streams[0] = random
