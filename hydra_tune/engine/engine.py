@@ -13,12 +13,14 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from hydra_tune.devices import Device
 from hydra_tune.engine import messages
+from hydra_tune.engine.gangs import Gang, Seats, store_path
 from hydra_tune.engine.process import WorkerProcess
 from hydra_tune.engine.reaper import Reaper
 from hydra_tune.engine.scheduler import POLICIES, Policy, Ready, ReadyUnits, WorkerView
@@ -29,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 SLOTS = 2
 """One unit that runs and one that waits at the worker."""
+GANG_GRACE = 10.0
+"""Seconds in which the members of a gang end by themselves when one of them failed; then they are killed."""
 STILLBORN_LIMIT = 3
 """Workers of one device that end before they are ready, one after another, before the engine gives up."""
 
@@ -64,8 +68,12 @@ class _Job:
     unit: Unit
     future: asyncio.Future[UnitResult]
     arrival: int
+    gang: Gang | None = None
+    """The gang it is a member of; it starts when all are seated."""
     started: bool = False
     hung: bool = False
+    ended: float = 0.0
+    """When its work ended, by the worker's clock."""
     alarm: asyncio.TimerHandle | None = None
 
     def quiet(self) -> None:
@@ -133,6 +141,7 @@ class Engine:
         self._workers: dict[int, _Worker] = {}
         self._waiting: dict[Hashable, _Job] = {}
         self._ready = ReadyUnits(policy)
+        self._seats = Seats()
         self._slots = slots
         self._warm = warm
         self.overflow = tuple(overflow)
@@ -163,19 +172,63 @@ class Engine:
 
     async def run(self, unit: Unit) -> UnitResult:
         """Run `unit` on the first worker that may take it. Raises UnitFailed or WorkerLost."""
-        if self._broken is not None:
-            raise self._broken
-        if unit.worker is not None and unit.worker not in self._workers:
-            raise WorkerLost(f"the worker that held trial {unit.trial} is gone")
-        if unit.role is Role.BUILDER:
-            self._ensure_builder()
-        job = _Job(next(self._ids), unit, asyncio.get_running_loop().create_future(), next(self._turn))
+        job = self._job(unit)
         self._enqueue(job)
         self._dispatch()
         try:
             return await job.future
         finally:
             self._forget(job)
+
+    async def run_gang(self, units: Sequence[Unit]) -> list[UnitResult]:
+        """Run `units` at the same time, each on a device of its own, as the ranks of one torch.distributed group.
+
+        When one fails, all do; what is raised is the failure that the others follow from.
+        """
+        assert 0 < len(units) <= len(self.devices), "a gang has a device for each member"
+        jobs = [self._job(unit) for unit in units]
+        gang = Gang({job.id: job.unit.worker for job in jobs}, store_path(self.directory, jobs[0].id))
+        self._seats.add(gang)
+        for job in jobs:
+            job.gang = gang
+            self._enqueue(job)
+        self._dispatch()
+        try:
+            await asyncio.wait([job.future for job in jobs], return_when=asyncio.FIRST_EXCEPTION)
+            await self._end_gang(gang, jobs)
+            return [job.future.result() for job in jobs]
+        finally:
+            for job in jobs:
+                self._forget(job)
+            self._hand_out_seats(self._seats.leave(gang))
+            Path(gang.store).unlink(missing_ok=True)
+
+    async def _end_gang(self, gang: Gang, jobs: Sequence[_Job]) -> None:
+        """Where a member failed: let the others end, and raise the failure that theirs follow from."""
+        failed = [job for job in jobs if job.future.done() and job.future.exception() is not None]
+        if failed and gang.started:
+            # They have lost their connection to it; one that waits for it all the same is ended.
+            others = [job.future for job in jobs if not job.future.done()]
+            if others:
+                await asyncio.wait(others, timeout=GANG_GRACE)
+            for worker in list(self._workers.values()):
+                if any(job.id in worker.jobs and not job.future.done() for job in jobs):
+                    worker.process.kill("it waited for a member of its gang that had failed")
+            await asyncio.gather(*others, return_exceptions=True)
+            failed = [job for job in jobs if job.future.exception() is not None]
+        if failed:
+            error = min(failed, key=_blame).future.exception()
+            assert error is not None
+            raise error
+
+    def _job(self, unit: Unit) -> _Job:
+        if self._broken is not None:
+            raise self._broken
+        if unit.worker is not None and unit.worker not in self._workers:
+            raise WorkerLost(f"the worker that held trial {unit.trial} is gone")
+        if unit.role is Role.BUILDER:
+            self._ensure_builder()
+        return _Job(next(self._ids), unit, asyncio.get_running_loop().create_future(), next(self._turn))
 
     def workers_of_all_devices(self) -> tuple[int, ...]:
         """A worker of each device, in their order; those that are not there yet are started."""
@@ -201,7 +254,10 @@ class Engine:
         self._dequeue(job)
         for worker in self._workers.values():
             if job.id in worker.jobs:
-                worker.process.send(messages.Withdraw(job.id))
+                if job.gang is not None and not job.gang.started:
+                    del worker.jobs[job.id]  # the worker has not heard of it
+                else:
+                    worker.process.send(messages.Withdraw(job.id))
 
     # Workers
 
@@ -250,10 +306,13 @@ class Engine:
         self._replace(worker, reason)
         for job in worker.jobs.values():
             job.quiet()
-            if not job.started and not job.future.done():
+            if job.gang is not None and not job.gang.started:
+                del job.gang.taken[job.id]  # somebody else may take the seat
+            begun = job.started or (job.gang is not None and job.gang.started)
+            if not begun and not job.future.done():
                 self._enqueue(job)
         for job in [*worker.jobs.values(), *self._waiting.values()]:
-            bound = job.unit.worker == worker.id or job.started
+            bound = job.unit.worker == worker.id or job.id not in self._waiting
             if self._broken is not None or bound:
                 self._fail(job, self._broken or WorkerLost(reason))
         self._dispatch()
@@ -290,22 +349,25 @@ class Engine:
         stacks = await worker.process.dump_stacks()
         message = f"{unit.kind} on {worker.device.name} showed no sign of life for {unit.deadline:g} s"
         self._fail(job, UnitHung(message, stacks))
-        worker.process.kill("it showed no sign of life")
+        if job.gang is None or job.id in worker.jobs:  # a member that only waited for the hung one has ended by now
+            worker.process.kill("it showed no sign of life")
 
     # Units
 
     def _dispatch(self) -> None:
         """Fill running slots first, then next slots, so that no worker idles while another one queues."""
         self._start_needed_workers()
+        self._start_gang()
         for depth in range(self._slots):
             for worker in list(self._workers.values()):
                 if len(worker.jobs) == depth:
                     self._hand_out(worker)
 
     def _enqueue(self, job: _Job) -> None:
-        """The job waits for a worker."""
+        """The job waits for a worker; a member of a gang, while another gang is being seated, for that first."""
         self._waiting[job.id] = job
-        self._ready.add(self._as_ready(job))
+        if job.gang is None or self._seats.gathering in (None, job.gang):
+            self._ready.add(self._as_ready(job))
 
     def _dequeue(self, job: _Job) -> None:
         self._waiting.pop(job.id, None)
@@ -321,10 +383,9 @@ class Engine:
         )  # fmt: skip
 
     def _hand_out(self, worker: _Worker) -> None:
-        ready = self._ready.take(worker.view())
-        if ready is None:
+        job = self._next_for(worker)
+        if job is None:
             return
-        job = self._waiting.pop(ready.key)
         unit = job.unit
         worker.jobs[job.id] = job
         worker.resident.add(unit.attempt)
@@ -334,7 +395,51 @@ class Engine:
         self._last_turn[unit.attempt] = next(self._turn)
         for other in self._ready.of_attempt(unit.attempt):  # the trial has had its turn
             self._ready.add(self._as_ready(self._waiting[other.key]))
-        worker.process.send(messages.Run(job.id, unit.attempt, unit.work, unit.args))
+        if job.gang is None:
+            worker.process.send(messages.Run(job.id, unit.attempt, unit.work, unit.args))
+        else:
+            self._take_seat(worker, job.id, job.gang)
+
+    def _next_for(self, worker: _Worker) -> _Job | None:
+        if any(job.gang is not None and not job.gang.started for job in worker.jobs.values()):
+            return None  # it has a seat, and waits for the others
+        gang = self._seats.gathering
+        key = gang.open_seat(worker.id) if gang is not None and worker.role is Role.DEVICE else None
+        if key is None:
+            ready = self._ready.take(worker.view())
+            return None if ready is None else self._waiting.pop(ready.key)
+        self._ready.discard(key)
+        return self._waiting.pop(key)
+
+    # Gangs
+
+    def _take_seat(self, worker: _Worker, job: int, gang: Gang) -> None:
+        if self._seats.gathering is None:
+            for key in self._seats.begin(gang):
+                self._ready.discard(key)
+        gang.taken[job] = worker.id
+        self._start_gang()
+
+    def _start_gang(self) -> None:
+        """Start the gang that is being seated, when all its members are there and have nothing else to do."""
+        gang = self._seats.gathering
+        if gang is None or not gang.full:
+            return
+        seated = {key: self._workers[id] for key, id in gang.taken.items() if id in self._workers}
+        if len(seated) < len(gang.seats) or any(len(worker.jobs) > 1 for worker in seated.values()):
+            return
+        gang.started = True
+        for key, worker in seated.items():
+            unit = worker.jobs[key].unit
+            worker.process.send(messages.Run(key, unit.attempt, unit.work, unit.args, gang.seat_of(key)))
+        self._hand_out_seats(self._seats.leave(gang))
+
+    def _hand_out_seats(self, jobs: Iterable[int]) -> None:
+        """A gang is out of the way: others may be seated."""
+        for key in jobs:
+            if key in self._waiting:
+                self._ready.add(self._as_ready(self._waiting[key]))
+        asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _on_message(self, worker: _Worker, message: object) -> None:
         match message:
@@ -367,6 +472,7 @@ class Engine:
 
     def _on_done(self, worker: _Worker, done: messages.Done) -> None:
         job = worker.jobs.pop(done.unit)
+        job.ended = done.started + done.seconds
         job.quiet()
         if job.hung:
             self.observer.late_result(job.unit, worker.device.name)
@@ -385,3 +491,8 @@ class Engine:
             asyncio.get_running_loop().call_soon(self._dispatch)
         else:
             self._dispatch()
+
+
+def _blame(job: _Job) -> tuple[bool, float]:
+    """Of the failures of a gang's members the least is the one to blame: a dead or hung member, then the first."""
+    return isinstance(job.future.exception(), UnitFailed), job.ended

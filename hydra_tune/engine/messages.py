@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hydra_tune.engine.gangs import Seat
 from hydra_tune.engine.unit import Failure, StepRecord
 
 
@@ -36,6 +37,8 @@ class Run:
     attempt: str
     work: Callable[..., Any]
     args: tuple[Any, ...]
+    seat: Seat | None = None
+    """Its place in a gang, where it runs with others."""
 
 
 @dataclass(frozen=True)

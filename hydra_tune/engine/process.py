@@ -71,7 +71,8 @@ class WorkerProcess:
         environment = dict(os.environ)
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             environment[name] = str(self.setup.threads)
-        environment = MEMORY_SETTINGS | environment
+        # Gangs are on this machine; gloo would look for an interface by the host's name, which need not resolve.
+        environment = MEMORY_SETTINGS | {"GLOO_SOCKET_IFNAME": "lo"} | environment
         environment["PYTHONUNBUFFERED"] = "1"
         # Not the current folder first on the path, where a user's queue.py would stand in for Python's; the user's own
         # path comes with the first message.

@@ -151,20 +151,25 @@ class Worker:
 
     def _run(self, run: Run) -> Done:
         from hydra_tune.engine import accelerator
+        from hydra_tune.engine.gangs import Group
 
         context = self.context
         context.unit, context.unit_peak_bytes = run.unit, None
+        group = Group(run.seat, context.device)
         context.send(Started(run.unit))
         accelerator.begin_measuring(context.device)
         started, clock = time.time(), time.perf_counter()
         value, failure = None, None
         try:
+            group.join()
             value = run.work(context, *run.args)
         except SystemExit as error:
             failure = Failure("SystemExit", f"user code called sys.exit({error.code!r})", "")
         except BaseException as error:  # noqa: BLE001 - whatever user code raises is the unit's result
             failure = Failure.of(error)
+        # Before the group is left: of a gang's failures the first one counts, the others follow from it.
         seconds = time.perf_counter() - clock
+        group.leave()
         peak = accelerator.peak_bytes(context.device) or context.unit_peak_bytes
         steps, context.steps = summed(context.steps), []
         return Done(run.unit, value, failure, started, seconds, peak, steps)

@@ -77,6 +77,30 @@ class TrialRun(ABC):
         self.measured(kind, result.seconds)
         return result
 
+    async def gang(
+        self,
+        kind: str,
+        work: Callable[..., Any],
+        members: Sequence[tuple[Any, ...]],
+        *,
+        workers: Sequence[int | None],
+        remaining: float | None = None,
+    ) -> list[UnitResult]:
+        """Await a unit on several devices at the same time, as ranks of one torch.distributed group.
+
+        `members` has the arguments of each, `workers` where each has to run, if that matters. All fail together.
+        """
+        units = [
+            Unit(
+                trial=self.number, attempt=self.attempt, kind=kind, work=work, args=args, worker=worker,
+                remaining=remaining, deadline=self.deadline(kind),
+            )
+            for args, worker in zip(members, workers, strict=True)
+        ]  # fmt: skip
+        results = await self.engine.run_gang(units)
+        self.measured(kind, max(result.seconds for result in results))
+        return results
+
     def release_builder(self) -> None:
         """The candidate has arrived on its device: the builder need not hold it any longer."""
         self.engine.drop(self.attempt, Role.BUILDER)
