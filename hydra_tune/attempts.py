@@ -51,6 +51,7 @@ class TrialFacts:
     read_bytes: int = 0
     """From the spill store."""
     written_bytes: int = 0
+    communicated_bytes: int = 0
 
     def add(self, unit: Unit, result: UnitResult) -> None:
         if unit.role is Role.DEVICE:
@@ -131,8 +132,8 @@ class TrialRunner:
         surplus = await self.study.call(
             self.study.study.tell, number, attempt, outcome, seconds=facts.seconds, device=facts.device,
             peak_device_bytes=facts.peak_device_bytes, strategy=facts.strategy or self.strategy.name,
-            shards=facts.shards, communicated_bytes=0, spill_read_bytes=facts.read_bytes,
-            spill_written_bytes=facts.written_bytes,
+            shards=facts.shards, communicated_bytes=facts.communicated_bytes,
+            spill_read_bytes=facts.read_bytes, spill_written_bytes=facts.written_bytes,
             plan=None if facts.plan is None else json.dumps(facts.plan),
         )  # fmt: skip
         return Ended(outcome, facts.trained, surplus)
@@ -257,6 +258,9 @@ class _Run(TrialRun):
         facts = self.runner.facts[self.number]
         facts.read_bytes += read
         facts.written_bytes += written
+
+    def communicated(self, size: int) -> None:
+        self.runner.facts[self.number].communicated_bytes += size
 
     def note(self, kind: str, message: str) -> None:
         logger.info("trial %d: %s", self.number, message)

@@ -140,6 +140,10 @@ class TrialRun(ABC):
         """So many bytes came from the spill store and went there."""
 
     @abstractmethod
+    def communicated(self, size: int) -> None:
+        """So many bytes of state or gradients went between the parts of a trial that train apart."""
+
+    @abstractmethod
     def note(self, kind: str, message: str) -> None:
         """Something worth knowing happened to the trial."""
 
