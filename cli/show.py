@@ -53,6 +53,7 @@ def _show_study(opened: Any, study: str, as_json: bool) -> None:
 
 
 def _show_trial(opened: Any, study: str, trial: int, as_json: bool) -> None:
+    from hydra_tune.cli.plans import print_plan
     from hydra_tune.cli.tables import plain, print_json
     from hydra_tune.errors import InputError
     from hydra_tune.storage.queries import (
@@ -75,7 +76,7 @@ def _show_trial(opened: Any, study: str, trial: int, as_json: bool) -> None:
         print_json({**plain(records[trial]), "metrics": curves, "attempts": attempts, "units": units})
         return
     print_trial(records[trial], summary.metrics)
-    _print_plan(records[trial].plan)
+    print_plan(records[trial].strategy, records[trial].plan)
     _print_curves(curves)
     _print_units(units)
     _print_attempts(attempts)
@@ -103,30 +104,6 @@ def print_trial(record: TrialRecord, metrics: Sequence[str]) -> None:
     typer.echo("parameters:")
     for name, value in record.params.items():
         typer.echo(printable(f"  {name}: {value}"))
-
-
-def _print_plan(plan: dict[str, Any] | None) -> None:
-    """The stages of a pipeline: where each is, and how long it was expected to take and took."""
-    from hydra_tune.cli.tables import Table, print_table
-
-    if not plan:
-        return
-    typer.echo(
-        f"placed by {plan['placer']}, {plan['microbatches']} micro-batches, {plan['order']}: a step takes "
-        f"{plan['measured_step_ms']:.1f} ms, {plan['predicted_step_ms']:.1f} predicted"
-    )
-    table = Table(
-        ["stage", "device", "nodes", "bytes", "predicted ms", "measured ms"],
-        numeric=frozenset({"stage", "bytes", "predicted ms", "measured ms"}),
-    )
-    for index, stage in enumerate(plan["stages"]):
-        row = [str(index), stage["device"], _some(stage["nodes"]), _bytes(stage["bytes"])]
-        table.rows.append([*row, f"{stage['predicted_ms']:.1f}", f"{stage['measured_ms']:.1f}"])
-    print_table(table)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 3 else f"{names[0]} to {names[-1]} ({len(names)})"
 
 
 def _print_curves(curves: dict[int, dict[str, float]]) -> None:

@@ -41,6 +41,8 @@ class Blueprint:
     parameter_bytes: int
     metrics: tuple[str, ...]
     keep: str
+    accumulate: int = 1
+    sparsity: float | None = None
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,8 @@ def _blueprint(prepared: Prepared) -> Blueprint:
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         metrics=("loss", "train_loss", *candidate.metrics) if prepared.valid is not None else ("loss", "train_loss"),
         keep=candidate.keep,
+        accumulate=candidate.accumulate,
+        sparsity=candidate.sparsity,
     )
 
 

@@ -50,6 +50,7 @@ class Candidate:
     keep: Literal["last", "best"] = "last"
     shuffle: bool = True
     split_points: Sequence[str] = ()
+    sparsity: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -82,6 +83,9 @@ class Candidate:
         clip = self.clip_grad_norm
         if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not clip > 0):
             raise _wrong("clip_grad_norm", clip, "give a positive number, or None for no clipping")
+        part = self.sparsity
+        if part is not None and (isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part < 1):
+            raise _wrong("sparsity", part, "give a number from 0 to below 1, or None for the strategy's own")
 
     def _check_choices(self) -> None:
         for name, allowed in (("schedule_every", ("epoch", "step")), ("keep", ("last", "best"))):

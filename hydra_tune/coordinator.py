@@ -93,7 +93,7 @@ def run_search(
     """Run a search whose settings are already checked; `hint` is shown once it has started."""
     devices = parse_devices(settings.devices, settings.device_memory)
     # What is wrong with these shows before anything is created.
-    resolve(settings.strategy, budgeted=settings.device_memory is not None)
+    resolve(settings.strategy, budgeted=settings.device_memory is not None).check(len(devices))
     make_sampler(settings.sampler, seed=settings.seed or 0, space=space)
     make_pruner(settings.pruner)
     with run_directories(settings.spill) as directories, make_display(settings, devices) as display:
@@ -149,7 +149,7 @@ class Search:
             python_path=[folder] if folder else [],
             expect=at_once,
             policy=POLICIES[self._strategy.policy],
-            slots=1 if POLICIES[self._strategy.policy].lazy else SLOTS,
+            slots=1 if POLICIES[self._strategy.policy].lazy or self._strategy.gangs else SLOTS,
             warm=self._strategy.builds_apart,
         )
         thread = StudyThread(lambda: OwnedStudy(self.settings, self.space, self.source))

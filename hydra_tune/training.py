@@ -28,7 +28,7 @@ from hydra_tune.weights import save_weights
 
 # The first optimizer step makes the optimizer's state, the second runs with all of it: from then on every batch of one
 # size takes the same memory, and counting would only cost time.
-_MEASURED_STEPS = 2
+MEASURED_STEPS = 2
 
 _POSITION = ("epoch", "batch", "steps", "loss_sum", "loss_rows")
 
@@ -97,7 +97,7 @@ class Training:
         self.model.train()
         self._random.restore(self.device)
         while self.batch < len(self.batches):
-            if self._measured < _MEASURED_STEPS:
+            if self._measured < MEASURED_STEPS:
                 self._measured_batch()
             else:
                 self._train_batch()
@@ -113,7 +113,7 @@ class Training:
     def _train_batch(self) -> None:
         candidate = self.candidate
         inputs, targets = move(self.batches.fetch(self.epoch, self.batch), self.device)
-        loss = candidate.loss(call_model(self.model, inputs), targets)
+        loss = candidate.loss(self.forward(inputs), targets)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise Diverged("the training loss", value, self.steps)
@@ -124,6 +124,10 @@ class Training:
             self._step()
         self.loss_sum += value * rows
         self.loss_rows += rows
+
+    def forward(self, inputs: Any) -> Any:
+        """The model's outputs."""
+        return call_model(self.model, inputs)
 
     def _step(self) -> None:
         if self.candidate.clip_grad_norm is not None:
@@ -142,9 +146,18 @@ class Training:
         self._measured += self.steps - before
 
     def end_epoch(self) -> dict[str, float]:
-        """Judge the epoch, step an epoch schedule, and go to the next epoch. Returns every metric by name."""
+        """Judge the epoch, and go to the next one. Returns every metric by name."""
+        judged = self.judge()
+        self.next_epoch(judged)
+        return judged
+
+    def judge(self) -> dict[str, float]:
+        """Every metric of the epoch, by name."""
         train_loss = self.loss_sum / max(self.loss_rows, 1)
-        judged = {"train_loss": train_loss, **(self._evaluate() or {"loss": train_loss})}
+        return {"train_loss": train_loss, **(self._evaluate() or {"loss": train_loss})}
+
+    def next_epoch(self, judged: dict[str, float]) -> None:
+        """Step an epoch schedule, and go to the next epoch."""
         if self.scheduler is not None and self.candidate.schedule_every == "epoch":
             if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 self.scheduler.step(judged["loss"])
@@ -153,15 +166,16 @@ class Training:
         self.epoch, self.batch = self.epoch + 1, 0
         self.loss_sum, self.loss_rows = 0.0, 0
         self.history.append(judged)
-        return judged
 
     def state(self) -> dict[str, Any]:
         """All that is needed to go on from here in another process, on the same batch."""
         pending = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        tensors = {"tensors": self.named_tensors(), "gradients": pending, "optimizer": self.optimizer.state_dict()}
+        return {**tensors, **self._rest()}
+
+    def _rest(self) -> dict[str, Any]:
+        """The state but for the tensors and the optimizer."""
         return {
-            "tensors": self.named_tensors(),
-            "gradients": pending,
-            "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "random": self._random.state(),
             "position": {name: getattr(self, name) for name in _POSITION},
@@ -196,6 +210,10 @@ class Training:
         for name, gradient in state["gradients"].items():
             parameters[name].grad = gradient.to(self.device)
         self._restore_optimizer(state["optimizer"])
+        self._restore_rest(state)
+
+    def _restore_rest(self, state: dict[str, Any]) -> None:
+        """The counterpart of `_rest`."""
         for name, module in self._with_extra_state():
             module.set_extra_state(state["extra"][name])
         if self.scheduler is not None:
@@ -237,7 +255,7 @@ class Training:
             self._random.restore(self.device)
             for position in range(len(self.valid)):
                 inputs, targets = move(self.valid.fetch(0, position), self.device)
-                outputs = call_model(self.model, inputs)
+                outputs = self.forward(inputs)
                 for name, value in self._judge(outputs, targets).items():
                     sums[name] = sums.get(name, 0.0) + value * self.valid.rows_at(position)
         means = {name: total / self.valid.rows for name, total in sums.items()}

@@ -183,12 +183,17 @@ class Strategy(ABC):
     """Whether candidates are built in the builder from the first one on, and wait there to be taken apart."""
     spans_devices: ClassVar[bool] = False
     """Whether a trial can be on several devices at the same time."""
+    gangs: ClassVar[bool] = False
+    """Whether it has units that run on several devices at the same time."""
     policy: str = "fair"
     """By which a device that is free chooses among trials: a name of the scheduler's."""
 
     def trials_at_once(self, devices: int) -> int:
         """How many trials keep so many devices busy."""
         return devices + self.builds_apart
+
+    def check(self, devices: int) -> None:  # noqa: B027 - most strategies run on any number
+        """Raise SpecError where it cannot run on so many devices."""
 
     @abstractmethod
     async def train(self, run: TrialRun) -> None:

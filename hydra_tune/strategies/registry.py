@@ -10,6 +10,7 @@ from hydra_tune.errors import SpecError, nearest, quoted
 from hydra_tune.strategies.base import Strategy
 from hydra_tune.strategies.pipeline import Pipeline
 from hydra_tune.strategies.shard import Shard
+from hydra_tune.strategies.sparse import Sparse
 from hydra_tune.strategies.whole import Whole
 
 _STRATEGIES: dict[str, type[Strategy]] = {}
@@ -53,3 +54,4 @@ def resolve(choice: str | Mapping[str, Any], *, budgeted: bool = False) -> Strat
 register(Whole)
 register(Shard)
 register(Pipeline)
+register(Sparse)

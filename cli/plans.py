@@ -1,0 +1,60 @@
+"""How a trial was trained, as `show` draws it: what each strategy laid down in the trial's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import typer
+
+from hydra_tune.cli.tables import Table, print_table
+from hydra_tune.devices import format_bytes
+
+Plan = Mapping[str, Any]
+
+
+def print_plan(strategy: str | None, plan: Plan | None) -> None:
+    """Draw the plan of a trial that this strategy trained; one that is not known here has nothing to draw."""
+    draw = _DRAWN.get(strategy or "")
+    if plan and draw is not None:
+        draw(plan)
+
+
+def _pipeline(plan: Plan) -> None:
+    """The stages: where each is, and how long it was expected to take and took."""
+    typer.echo(
+        f"placed by {plan['placer']}, {plan['microbatches']} micro-batches, {plan['order']}: a step takes "
+        f"{plan['measured_step_ms']:.1f} ms, {plan['predicted_step_ms']:.1f} predicted"
+    )
+    table = Table(
+        ["stage", "device", "nodes", "bytes", "predicted ms", "measured ms"],
+        numeric=frozenset({"stage", "bytes", "predicted ms", "measured ms"}),
+    )
+    for index, stage in enumerate(plan["stages"]):
+        row = [str(index), stage["device"], _some(stage["nodes"]), format_bytes(stage["bytes"])]
+        table.rows.append([*row, f"{stage['predicted_ms']:.1f}", f"{stage['measured_ms']:.1f}"])
+    print_table(table)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} to {names[-1]} ({len(names)})"
+
+
+def _sparse(plan: Plan) -> None:
+    """What survived, and the bytes of state and of a step against dense training."""
+    replicas = f"{plan['replicas']} replica{'s' if plan['replicas'] > 1 else ''}"
+    if plan["phase"] == "dense":
+        typer.echo(f"{replicas}, in dense training: its mask ({plan['mask']}) had not settled")
+    else:
+        typer.echo(
+            f"{replicas}, {plan['survivors']} of {plan['pruned_weights']} weights survive (mask: {plan['mask']}, "
+            f"{plan['precision']} precision)"
+        )
+    table = Table(["", "bytes", "dense", "saved"], numeric=frozenset({"bytes", "dense", "saved"}))
+    for what, name in (("state of a replica", "state_bytes"), ("gradients of a step", "step_bytes")):
+        own, dense = plan[name], plan[f"dense_{name}"]
+        table.rows.append([what, format_bytes(own), format_bytes(dense), f"{1 - own / dense:.1%}" if dense else ""])
+    print_table(table)
+
+
+_DRAWN: dict[str, Callable[[Plan], None]] = {"pipeline": _pipeline, "sparse": _sparse}

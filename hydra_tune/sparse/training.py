@@ -1,0 +1,305 @@
+"""The training loop of a pruned candidate on one replica: find a mask, then train what survives.
+
+Each replica takes its part of every batch, and the gradients are summed over the replicas, each weighted by its rows:
+so the steps are those of one replica with the whole batch, however many there are. (Batch-norm sees the part's
+statistics, and dropout draws for each part, as in any data parallelism.) What is random on another replica than the
+first comes from the trial's seed and the batch, so that a replica can be made anew at any batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from hydra_tune.batches import call_model, move, some_rows
+from hydra_tune.builds import Prepared
+from hydra_tune.engine.memory import TensorBytes
+from hydra_tune.errors import CandidateError, quoted
+from hydra_tune.pipeline.microbatches import bounds
+from hydra_tune.seeds import RandomState, seed_everything
+from hydra_tune.shards.optimizers import OptimizerParts, options_of
+from hydra_tune.sparse.masks import EarlyBird, Masks, given_masks, magnitude_masks, prunable, random_masks
+from hydra_tune.sparse.state import HALF, CompressedState
+from hydra_tune.training import MEASURED_STEPS, Diverged, Progress, Training
+from hydra_tune.weights import save_weights
+
+ELEMENTWISE = (
+    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
+    torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.ASGD,
+)  # fmt: skip
+"""Optimizers that treat each weight by itself, so that the survivors' steps do not depend on the others."""
+
+
+MASKS = ("early-bird", "magnitude", "random")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruning:
+    """What is to be left of a network, and how that is found."""
+
+    sparsity: float
+    mask: str
+    """A name of MASKS, or a safetensors file that has them."""
+    least: int = 1
+    """Survivors of a layer at the least."""
+    dense_epochs: int
+    """Epochs that a mask is searched for, at most."""
+    rewind: bool = False
+    """Whether the survivors start again from their first weights."""
+    mixed: bool = True
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a replica stores and sends, against dense training of the same model."""
+
+    state_bytes: int
+    dense_state_bytes: int
+    step_bytes: int
+    dense_step_bytes: int
+    survivors: int
+    pruned: int
+    """Weights of the pruned layers."""
+    phase: str
+
+
+class SparseTraining(Training):
+    """One replica of a candidate in training."""
+
+    def __init__(
+        self, prepared: Prepared, seed: int, device: torch.device, pruning: Pruning, rank: int, size: int
+    ) -> None:
+        super().__init__(prepared.candidate, prepared.train, prepared.valid, seed, device)
+        self.seed, self.rank, self.size = seed, rank, size
+        self.pruning = pruning
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        self.parts = OptimizerParts.of(self.optimizer, names)
+        _check(self.model, self.optimizer)
+        # The optimizer that the user's factory made holds the options for the schedule; others make the steps.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        self.mixed = pruning.mixed and next(self.model.parameters()).dtype == torch.float32
+        self.search: EarlyBird | None = None
+        self.first_weights: dict[str, torch.Tensor] | None = None
+        masks = self._first_masks()
+        if masks is None:
+            self.search = EarlyBird()
+            if pruning.rewind:
+                self.first_weights = {name: p.detach().clone() for name, p in prunable(self.model).items()}
+        self._compress(masks or {})
+
+    # Masks
+
+    def _first_masks(self) -> Masks | None:
+        """The masks, where they are known before training."""
+        pruning = self.pruning
+        if pruning.mask not in MASKS:
+            return given_masks(self.model, _read(pruning.mask))
+        if not prunable(self.model):
+            raise CandidateError(
+                "the model has no weights that could be pruned", "it has no layers but embeddings, norms and biases"
+            )
+        if pruning.mask == "random":
+            return random_masks(self.model, pruning.sparsity, pruning.least, self.seed)
+        if pruning.mask == "magnitude" or pruning.dense_epochs == 0:
+            return magnitude_masks(self.model, pruning.sparsity, pruning.least)
+        return None
+
+    def _compress(self, masks: Masks) -> None:
+        """Make the state that these masks leave; without any it is that of dense training, in full precision."""
+        self.weights = CompressedState(
+            self.model, masks, self.parts, options_of(self.optimizer), mixed=self.mixed and bool(masks)
+        )
+        self.weights.replicas = self.size
+        self._tensors = TensorBytes([*self.weights.tensors(), *self.model.buffers()])
+        self._measured = 0
+
+    def look_for_mask(self) -> None:
+        """At the end of a dense epoch: prune, where the mask has settled or the time for it is up."""
+        if self.search is None:
+            return
+        apart = self.search.see(self.model, self.pruning.sparsity, self.pruning.least)
+        if apart > self.search.threshold and self.epoch < self.pruning.dense_epochs:
+            return
+        masks, dense = self.search.recent[-1], self.weights
+        dense.close()
+        if self.first_weights is not None:
+            with torch.no_grad():
+                for name, parameter in prunable(self.model).items():
+                    parameter.copy_(self.first_weights[name])
+        self._compress(masks)
+        if self.first_weights is None:
+            self.weights.inherit(dense)
+        self.search, self.first_weights = None, None
+
+    # Training
+
+    def train_batches(self, count: int) -> Progress:
+        """Train so many batches, at most to the end of the epoch; all replicas stop after the same one."""
+        began, first = time.perf_counter(), self.batch
+        before = self.loss_sum, self.loss_rows
+        self.model.train()
+        self._random.restore(self.device)
+        while self.batch < len(self.batches) and self.batch - first < count:
+            if self.rank:
+                seed_everything(hash((self.seed, self.epoch, self.batch, self.rank)) % 2**31)
+            self._measured_batch() if self._measured < MEASURED_STEPS else self._train_batch()
+        self._random = RandomState.capture(self.device)
+        if self.size > 1:
+            # What this replica saw since then, and the others.
+            since = [self.loss_sum - before[0], self.loss_rows - before[1]]
+            seen = torch.tensor(since, dtype=torch.float64, device=self.device)
+            dist.all_reduce(seen)
+            self.loss_sum, self.loss_rows = before[0] + float(seen[0]), before[1] + int(seen[1])
+        return Progress(
+            epoch=self.epoch, batch=self.batch, batches=len(self.batches), steps=self.steps,
+            loss=self.loss_sum / max(self.loss_rows, 1), batches_done=self.batch - first,
+            seconds=time.perf_counter() - began,
+        )  # fmt: skip
+
+    def _train_batch(self) -> None:
+        candidate = self.candidate
+        rows = self.batches.rows_at(self.batch)
+        start, stop = bounds(rows, self.size)[self.rank]
+        inputs, targets = move(self.batches.fetch(self.epoch, self.batch), self.device)
+        after = self.batch + 1
+        stepping = after % candidate.accumulate == 0 or after == len(self.batches)
+        self.weights.more = not stepping
+        if stop > start:
+            self._backward(
+                some_rows(inputs, rows, start, stop), some_rows(targets, rows, start, stop), stop - start, rows
+            )
+        self.batch = after
+        if stepping:
+            self._step()
+
+    def _backward(self, inputs: Any, targets: Any, own: int, rows: int) -> None:
+        loss = self.candidate.loss(self.forward(inputs), targets)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise Diverged("the training loss", value, self.steps)
+        weighted = loss if own == rows else loss * (own / rows)
+        (weighted / self.candidate.accumulate).backward()  # type: ignore[no-untyped-call]
+        self.loss_sum += value * own
+        self.loss_rows += own
+
+    def _step(self) -> None:
+        self.weights.step(options_of(self.optimizer), self.candidate.clip_grad_norm)
+        self.steps += 1
+        if self.scheduler is not None and self.candidate.schedule_every == "step":
+            self.scheduler.step()
+
+    def forward(self, inputs: Any) -> Any:
+        if not self.weights.layers or not self.mixed:
+            return call_model(self.model, inputs)
+        with torch.autocast(self.device.type, dtype=HALF):
+            outputs = call_model(self.model, inputs)
+        return tree_map(
+            lambda leaf: leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype == HALF else leaf, outputs
+        )
+
+    def next_epoch(self, judged: dict[str, float]) -> None:
+        super().next_epoch(judged)
+        if self.search is not None and self.epoch < self.candidate.epochs:
+            self.look_for_mask()
+
+    # State
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        return {**super().named_tensors(), **self.weights.named_tensors()}
+
+    def state(self) -> dict[str, Any]:
+        return {
+            **self._rest(),
+            "buffers": dict(self.model.named_buffers()),
+            "fixed": {n: p.data for n, p in self.model.named_parameters() if n not in self.parts.group_of},
+            "weights": self.weights.state(),
+            "groups": list(options_of(self.optimizer)),
+            "search": None if self.search is None else self.search.state(),
+            "first_weights": self.first_weights,
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if "weights" not in state:
+            raise ValueError("it is of another strategy")
+        pruned, whole = state["weights"]["pruned"], state["weights"]["whole"]
+        if {*pruned, *whole} != set(self.parts.group_of):
+            raise ValueError("it is of another model")
+        if tuple(state["data"]) != self.data_shape():
+            raise ValueError("it is of other data")
+        own = {**dict(self.model.named_buffers()), **dict(self.model.named_parameters())}
+        with torch.no_grad():
+            for name, tensor in {**state["buffers"], **state["fixed"]}.items():
+                own[name].copy_(tensor)
+        for group, options in zip(self.optimizer.param_groups, state["groups"], strict=True):
+            group.update(options)
+        self.weights.close()
+        self._compress({name: saved["index"] for name, saved in pruned.items()})
+        self.weights.restore(state["weights"])
+        self.search = None
+        if state["search"] is not None:
+            self.search = EarlyBird()
+            self.search.restore(state["search"])
+        self.first_weights = state["first_weights"]
+        self._restore_rest(state)
+
+    def save(self, path: Any) -> None:
+        """Write the weights to keep, in the type in which the candidate has them."""
+        tensors = self.kept or self.named_tensors()
+        self.weights.close()
+        with torch.no_grad():
+            for name, tensor in super().named_tensors().items():
+                tensor.data = tensors[name].to(self.device)
+        save_weights(self.model, path)
+
+    def account(self) -> Account:
+        """The bytes of state and of each step, counted from the tensors."""
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.weights.tensors()}
+        trained = [p for n, p in self.model.named_parameters() if n in self.parts.group_of]
+        moments = max((len(_moments(s)) for s in self.weights.optimizer.optimizer.state.values()), default=0)
+        moments = max([moments, *(len(_moments(layer.optimizer.state[layer.master])) for layer in self.weights.layers)])
+        wide = 8 if trained[0].dtype == torch.float64 else 4
+        numbers = sum(p.numel() for p in trained)
+        # In mixed precision, dense training has 16-bit weights and gradients besides those in float32.
+        per_number = wide * (2 + moments) + (4 if self.mixed else 0)
+        return Account(
+            state_bytes=sum(storages.values()), dense_state_bytes=numbers * per_number,
+            step_bytes=sum(flat.numel() * flat.element_size() for flat in self.weights.gradients()),
+            dense_step_bytes=numbers * (2 if self.mixed else wide),
+            survivors=sum(len(layer.index) for layer in self.weights.layers),
+            pruned=sum(layer.weight.numel() for layer in self.weights.layers),
+            phase="sparse" if self.weights.layers else "dense",
+        )  # fmt: skip
+
+
+def _read(path: str) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CandidateError(
+            f"the masks in {quoted(path)} cannot be read ({error})", "give a safetensors file"
+        ) from error
+
+
+def _moments(state: Any) -> list[torch.Tensor]:
+    return [value for value in state.values() if isinstance(value, torch.Tensor) and value.dim()]
+
+
+def _check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(optimizer, ELEMENTWISE):
+        names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        raise CandidateError(f"strategy 'sparse' cannot use {type(optimizer).__name__}", f"it knows {names}")
+    kinds = {parameter.dtype for parameter in model.parameters()}
+    if len(kinds) > 1:
+        listing = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        raise CandidateError(
+            f"the model's parameters are of several types ({listing})", "give it one, as model.float()"
+        )
