@@ -25,7 +25,7 @@ from hydra_tune.seeds import seed_everything
 from hydra_tune.sparse.training import Pruning, SparseTraining
 from hydra_tune.training import Training
 
-SPARSITY, EPOCHS, BATCH, TEST_ROWS = 0.9, 30, 64, 540
+SPARSITY, EPOCHS, BATCH, TEST_ROWS = 0.9, 60, 64, 540
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,8 @@ def candidate(seed: int, epochs: int) -> ht.Candidate:
     seed_everything(seed)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     return ht.Candidate(
-        model=model, loss=nn.functional.cross_entropy, optimizer=partial(torch.optim.AdamW, lr=1e-3),
+        model=model, loss=nn.functional.cross_entropy, optimizer=partial(torch.optim.AdamW, lr=3e-3),
+        scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs),
         train=TensorDataset(inputs[TEST_ROWS:], targets[TEST_ROWS:]),
         valid=TensorDataset(inputs[:TEST_ROWS], targets[:TEST_ROWS]), batch_size=BATCH, epochs=epochs,
         metrics={"accuracy": accuracy},

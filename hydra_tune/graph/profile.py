@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import statistics
 import time
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,10 @@ from hydra_tune.graph.capture import Captured, Node, untouched
 from hydra_tune.graph.costs import NodeCost, aligned, as_json, from_json
 from hydra_tune.seeds import RandomState
 
-FORMAT = 6
+FORMAT = 7
+TIMED_RUNS, TIMED_SECONDS = 3, 2.0
+"""How often a pilot batch is timed: others may disturb one run; as long as it takes no longer than this."""
+_CLOCKS = ("forward_seconds", "backward_seconds", "step_seconds")
 StateLayout = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]]
 PilotOptimizer = Callable[[str, nn.Parameter], torch.optim.Optimizer | None]
 """Makes the optimizer of one parameter, given its name; None for one that is not trained."""
@@ -66,9 +70,7 @@ def profile(
         with untouched(model):
             model.train()
             counted = pilot.run(inputs, counting=True)
-        with untouched(model):
-            model.train()
-            timed = pilot.run(inputs, counting=False)
+        timed = _timed(pilot, inputs)
         pilot.prepare_others()
     owners = _owners(captured.nodes)
     sizes = {name: aligned(p.numel() * p.element_size()) for name, p in model.named_parameters()}
@@ -100,6 +102,21 @@ def profile(
         tuple(nodes), pilot.state, frozenset(pilot.mutated_in), _bytes_of(inputs), pilot.value_bytes, pilot.draws,
         bool(pilot.changed_buffers), frozenset(pilot.in_place),
     )  # fmt: skip
+
+
+def _timed(pilot: _Pilot, inputs: Sequence[Any]) -> list[_Measured]:
+    """The median of a few runs for each node, of small models; a large one is measured once."""
+    runs: list[list[_Measured]] = []
+    began = time.perf_counter()
+    while not runs or (len(runs) < TIMED_RUNS and time.perf_counter() - began < TIMED_SECONDS):
+        with untouched(pilot.model):
+            pilot.model.train()
+            runs.append(pilot.run(inputs, counting=False))
+    found = []
+    for node in zip(*runs, strict=True):
+        clocks = {n: statistics.median(getattr(one, n) for one in node) for n in _CLOCKS}
+        found.append(replace(node[-1], **clocks))
+    return found
 
 
 @contextmanager

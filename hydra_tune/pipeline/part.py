@@ -52,6 +52,17 @@ class _InFlight:
     """By value, and the stage that gives them."""
 
 
+@dataclass(frozen=True)
+class _Made:
+    """A batch, and where the random streams stand after it was made."""
+
+    epoch: int
+    position: int
+    inputs: Any
+    targets: Any
+    random: RandomState
+
+
 class Part:
     """The stages of one trial on one device."""
 
@@ -66,6 +77,7 @@ class Part:
         self.valid = None if kit.valid is None else Batches(kit.candidate, kit.valid, training=False)
         self.tensors = TensorBytes(self.share.everything())
         self._lanes: dict[int, _InFlight] = {}
+        self._ahead: _Made | None = None
         self._measured = 0
         first = kit.program.value_of(0)
         self._maker = {first + op: stage for stage in kit.stages for op in stage.ops}
@@ -89,16 +101,29 @@ class Part:
         """Make a batch and cut it into micro-batches; what of each other devices need."""
         if random is not None:
             self.share.random = as_state(random)
-        self.share.random.restore(self.device)
-        inputs, targets = move(self.batches.fetch(epoch, position), self.device)
-        self.share.random = RandomState.capture(self.device)
-        self.kit.program.check(program_inputs(inputs))
+        made = self._ahead
+        if made is None or (made.epoch, made.position) != (epoch, position):
+            made = self._make(epoch, position)
+        self._ahead, self.share.random = None, made.random
         rows = self.batches.rows_at(position)
         sent = [
-            self._admit(lane, some_rows(inputs, rows, start, stop), some_rows(targets, rows, start, stop))
+            self._admit(lane, some_rows(made.inputs, rows, start, stop), some_rows(made.targets, rows, start, stop))
             for lane, (start, stop) in enumerate(bounds(rows, count))
         ]
         return Fetched(sent, self.share.random.state() if self.kit.draws else None)
+
+    def fetch_ahead(self, epoch: int, position: int) -> None:
+        """Make the batch that comes next while this device would wait.
+
+        What it drew counts from when it is fetched: a checkpoint before that makes it again.
+        """
+        self._ahead = self._make(epoch, position)
+
+    def _make(self, epoch: int, position: int) -> _Made:
+        self.share.random.restore(self.device)
+        inputs, targets = move(self.batches.fetch(epoch, position), self.device)
+        self.kit.program.check(program_inputs(inputs))
+        return _Made(epoch, position, inputs, targets, RandomState.capture(self.device))
 
     def fetch_valid(self, position: int, lane: int, random: Random) -> Fetched:
         """Make a batch of the validation data; one that draws random numbers draws this trial's."""

@@ -41,6 +41,17 @@ class Batch:
                 for stage in reversed(self.stages):
                     if not stage.loss and self.trial.users[stage.index]:
                         self._backward[stage.index, lane] = together.start(self._go_backward(stage, lane))
+            together.start(self._fetch_ahead())
+
+    async def _fetch_ahead(self) -> None:
+        """Make the next batch where the first device has done its forwards and waits for what comes back."""
+        epoch, position = self.trial.position["epoch"], self.trial.position["batch"] + 1
+        if self.trial.staged.draws or position >= self.trial.staged.data[2]:
+            return  # where the model draws random numbers, the next batch's come after this one's
+        for stage in self.stages:
+            if stage.device == 0:
+                await self._forward[stage.index, len(self.weights) - 1]
+        await self.trial.on(0, "fetch", units.fetch_ahead, epoch, position, recorded=False)
 
     async def _go_forward(self, stage: Stage, lane: int) -> Forwarded:
         allowed = lane - self.trial.limits[stage.index]

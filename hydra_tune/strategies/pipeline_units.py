@@ -199,6 +199,12 @@ def fetch(context: WorkerContext, attempt: str, epoch: int, position: int, count
     return part.fetch(epoch, position, count, random)
 
 
+def fetch_ahead(context: WorkerContext, attempt: str, epoch: int, position: int) -> None:
+    """Make the batch that comes next."""
+    part: Part = context.resident[attempt]
+    part.fetch_ahead(epoch, position)
+
+
 def forward(
     context: WorkerContext, attempt: str, stage: int, lane: int, arrived: Sent, weight: float, random: Random
 ) -> Forwarded:  # fmt: skip
