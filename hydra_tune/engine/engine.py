@@ -13,17 +13,16 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
 
 from hydra_tune.devices import Device
 from hydra_tune.engine import messages
 from hydra_tune.engine.gangs import Gang, Seats, store_path
+from hydra_tune.engine.jobs import CallReply, Job, Observer, WorkerState
 from hydra_tune.engine.process import WorkerProcess
 from hydra_tune.engine.reaper import Reaper
-from hydra_tune.engine.scheduler import POLICIES, Policy, Ready, ReadyUnits, WorkerView
+from hydra_tune.engine.scheduler import POLICIES, Policy, Ready, ReadyUnits
 from hydra_tune.engine.unit import Failure, Role, Unit, UnitFailed, UnitHung, UnitResult
 from hydra_tune.errors import HydraTuneError, WorkerLost
 
@@ -35,81 +34,6 @@ GANG_GRACE = 10.0
 """Seconds in which the members of a gang end by themselves when one of them failed; then they are killed."""
 STILLBORN_LIMIT = 3
 """Workers of one device that end before they are ready, one after another, before the engine gives up."""
-
-
-Answer: TypeAlias = Callable[[Any, Failure | None], None]
-
-
-class Observer(Protocol):
-    """What the engine tells whoever runs it."""
-
-    def unit_started(self, unit: Unit, device: str) -> None: ...
-
-    def unit_ended(self, unit: Unit, result: UnitResult) -> None: ...
-
-    def worker_line(self, device: str, line: str) -> None: ...
-
-    def worker_lost(self, device: str, reason: str) -> None: ...
-
-    def late_result(self, unit: Unit, device: str) -> None:
-        """A unit that had been given up for hung ended after all; its result was refused."""
-        ...
-
-    def call(self, unit: Unit, name: str, args: tuple[Any, ...], reply: Answer | None) -> None:
-        """User code in `unit` asks something; `reply(value, failure)` may be called from any thread."""
-        ...
-
-
-@dataclass
-class _Job:
-    """A unit on its way through the engine."""
-
-    id: int
-    unit: Unit
-    future: asyncio.Future[UnitResult]
-    arrival: int
-    gang: Gang | None = None
-    """The gang it is a member of; it starts when all are seated."""
-    started: bool = False
-    hung: bool = False
-    ended: float = 0.0
-    """When its work ended, by the worker's clock."""
-    alarm: asyncio.TimerHandle | None = None
-
-    def quiet(self) -> None:
-        """No more alarm."""
-        if self.alarm is not None:
-            self.alarm.cancel()
-            self.alarm = None
-
-
-@dataclass
-class _Worker:
-    """A worker process and what it has been given."""
-
-    id: int
-    role: Role
-    device: Device
-    process: WorkerProcess
-    jobs: dict[int, _Job] = field(default_factory=dict)
-    resident: set[str] = field(default_factory=set)
-    current: str | None = None
-    """The attempt whose unit it was given last."""
-    ready: bool = False
-
-    def view(self) -> WorkerView:
-        return WorkerView(self.id, self.role, self.current)
-
-
-@dataclass(frozen=True)
-class _Reply:
-    """Answers one call of user code; from any thread."""
-
-    process: WorkerProcess
-    call: int
-
-    def __call__(self, value: Any, failure: Failure | None) -> None:
-        self.process.send(messages.Reply(self.call, value, failure))
 
 
 class Engine:
@@ -138,8 +62,8 @@ class Engine:
         self.directory = directory
         self.python_path = (*python_path, *sys.path)
         self._expect = len(self.devices) if expect is None else min(expect, len(self.devices))
-        self._workers: dict[int, _Worker] = {}
-        self._waiting: dict[Hashable, _Job] = {}
+        self._workers: dict[int, WorkerState] = {}
+        self._waiting: dict[Hashable, Job] = {}
         self._ready = ReadyUnits(policy)
         self._seats = Seats()
         self._slots = slots
@@ -203,7 +127,7 @@ class Engine:
             self._hand_out_seats(self._seats.leave(gang))
             Path(gang.store).unlink(missing_ok=True)
 
-    async def _end_gang(self, gang: Gang, jobs: Sequence[_Job]) -> None:
+    async def _end_gang(self, gang: Gang, jobs: Sequence[Job]) -> None:
         """Where a member failed: let the others end, and raise the failure that theirs follow from."""
         failed = [job for job in jobs if job.future.done() and job.future.exception() is not None]
         if failed and gang.started:
@@ -221,14 +145,14 @@ class Engine:
             assert error is not None
             raise error
 
-    def _job(self, unit: Unit) -> _Job:
+    def _job(self, unit: Unit) -> Job:
         if self._broken is not None:
             raise self._broken
         if unit.worker is not None and unit.worker not in self._workers:
             raise WorkerLost(f"the worker that held trial {unit.trial} is gone")
         if unit.role is Role.BUILDER:
             self._ensure_builder()
-        return _Job(next(self._ids), unit, asyncio.get_running_loop().create_future(), next(self._turn))
+        return Job(next(self._ids), unit, asyncio.get_running_loop().create_future(), next(self._turn))
 
     def workers_of_all_devices(self) -> tuple[int, ...]:
         """A worker of each device, in their order; those that are not there yet are started."""
@@ -249,7 +173,7 @@ class Engine:
                 worker.resident.discard(attempt)
                 worker.process.send(messages.Drop(attempt))
 
-    def _forget(self, job: _Job) -> None:
+    def _forget(self, job: Job) -> None:
         """After a job ended or its caller gave up: take it out of the queue, or out of its worker's next slot."""
         self._dequeue(job)
         for worker in self._workers.values():
@@ -274,7 +198,7 @@ class Engine:
             on_line=lambda line: self.observer.worker_line(device.name, line),
             reaper=self._reaper,
         )
-        worker = _Worker(id, role, device, process)
+        worker = WorkerState(id, role, device, process)
         self._workers[id] = worker
         process.start()
         watcher = asyncio.create_task(self._watch(worker), name=f"watch {device.name}")
@@ -293,7 +217,7 @@ class Engine:
         if not any(worker.role is Role.BUILDER for worker in self._workers.values()):
             self._start_worker(Role.BUILDER, Device("builder", "cpu", memory=0, threads=self.devices[0].threads))
 
-    async def _watch(self, worker: _Worker) -> None:
+    async def _watch(self, worker: WorkerState) -> None:
         """Wait for a worker's end; then fail what it had and start another in its place."""
         await worker.process.closed()
         del self._workers[worker.id]
@@ -317,7 +241,7 @@ class Engine:
                 self._fail(job, self._broken or WorkerLost(reason))
         self._dispatch()
 
-    def _replace(self, worker: _Worker, reason: str) -> None:
+    def _replace(self, worker: WorkerState, reason: str) -> None:
         name = worker.device.name
         self._stillborn[name] = 0 if worker.ready else self._stillborn.get(name, 0) + 1
         if self._stillborn[name] < STILLBORN_LIMIT:
@@ -326,24 +250,24 @@ class Engine:
         tail = " | ".join(list(worker.process.tail)[-3:])
         self._broken = HydraTuneError(f"{reason} before it was ready, {STILLBORN_LIMIT} times; it last said: {tail}")
 
-    def _fail(self, job: _Job, error: Exception) -> None:
+    def _fail(self, job: Job, error: Exception) -> None:
         self._dequeue(job)
         if not job.future.done():
             job.future.set_exception(error)
 
-    def _set_alarm(self, worker: _Worker, job: _Job) -> None:
+    def _set_alarm(self, worker: WorkerState, job: Job) -> None:
         job.quiet()
         if job.unit.deadline is not None:
             loop = asyncio.get_running_loop()
             job.alarm = loop.call_later(job.unit.deadline, self._on_alarm, worker, job)
 
-    def _on_alarm(self, worker: _Worker, job: _Job) -> None:
+    def _on_alarm(self, worker: WorkerState, job: Job) -> None:
         job.hung = True
         ending = asyncio.create_task(self._end_hung(worker, job), name=f"end {worker.device.name}")
         self._watchers.add(ending)
         ending.add_done_callback(self._watchers.discard)
 
-    async def _end_hung(self, worker: _Worker, job: _Job) -> None:
+    async def _end_hung(self, worker: WorkerState, job: Job) -> None:
         unit = job.unit
         logger.info("trial %d: its %s on %s shows no sign of life", unit.trial, unit.kind, worker.device.name)
         stacks = await worker.process.dump_stacks()
@@ -363,17 +287,17 @@ class Engine:
                 if len(worker.jobs) == depth:
                     self._hand_out(worker)
 
-    def _enqueue(self, job: _Job) -> None:
+    def _enqueue(self, job: Job) -> None:
         """The job waits for a worker; a member of a gang, while another gang is being seated, for that first."""
         self._waiting[job.id] = job
         if job.gang is None or self._seats.gathering in (None, job.gang):
             self._ready.add(self._as_ready(job))
 
-    def _dequeue(self, job: _Job) -> None:
+    def _dequeue(self, job: Job) -> None:
         self._waiting.pop(job.id, None)
         self._ready.discard(job.id)
 
-    def _as_ready(self, job: _Job) -> Ready:
+    def _as_ready(self, job: Job) -> Ready:
         unit = job.unit
         home = self._home.get(unit.attempt) if unit.role is Role.DEVICE else None
         return Ready(
@@ -382,7 +306,7 @@ class Engine:
             last_turn=self._last_turn.get(unit.attempt, -1),
         )  # fmt: skip
 
-    def _hand_out(self, worker: _Worker) -> None:
+    def _hand_out(self, worker: WorkerState) -> None:
         job = self._next_for(worker)
         if job is None:
             return
@@ -400,7 +324,7 @@ class Engine:
         else:
             self._take_seat(worker, job.id, job.gang)
 
-    def _next_for(self, worker: _Worker) -> _Job | None:
+    def _next_for(self, worker: WorkerState) -> Job | None:
         if any(job.gang is not None and not job.gang.started for job in worker.jobs.values()):
             return None  # it has a seat, and waits for the others
         gang = self._seats.gathering
@@ -413,7 +337,7 @@ class Engine:
 
     # Gangs
 
-    def _take_seat(self, worker: _Worker, job: int, gang: Gang) -> None:
+    def _take_seat(self, worker: WorkerState, job: int, gang: Gang) -> None:
         if self._seats.gathering is None:
             for key in self._seats.begin(gang):
                 self._ready.discard(key)
@@ -441,7 +365,7 @@ class Engine:
                 self._ready.add(self._as_ready(self._waiting[key]))
         asyncio.get_running_loop().call_soon(self._dispatch)
 
-    def _on_message(self, worker: _Worker, message: object) -> None:
+    def _on_message(self, worker: WorkerState, message: object) -> None:
         match message:
             case messages.Ready():
                 worker.ready = True
@@ -459,9 +383,9 @@ class Engine:
                 worker.jobs.pop(id, None)
                 self._dispatch()
 
-    def _on_call(self, worker: _Worker, call: messages.Call) -> None:
+    def _on_call(self, worker: WorkerState, call: messages.Call) -> None:
         job = worker.jobs.get(call.unit)
-        reply = None if call.call is None else _Reply(worker.process, call.call)
+        reply = None if call.call is None else CallReply(worker.process, call.call)
         if job is None or job.hung:
             # A thread that user code left behind: its trial has ended, or was given up.
             if reply is not None:
@@ -470,7 +394,7 @@ class Engine:
         self._set_alarm(worker, job)
         self.observer.call(job.unit, call.name, call.args, reply)
 
-    def _on_done(self, worker: _Worker, done: messages.Done) -> None:
+    def _on_done(self, worker: WorkerState, done: messages.Done) -> None:
         job = worker.jobs.pop(done.unit)
         job.ended = done.started + done.seconds
         job.quiet()
@@ -493,6 +417,6 @@ class Engine:
             self._dispatch()
 
 
-def _blame(job: _Job) -> tuple[bool, float]:
+def _blame(job: Job) -> tuple[bool, float]:
     """Of the failures of a gang's members the least is the one to blame: a dead or hung member, then the first."""
     return isinstance(job.future.exception(), UnitFailed), job.ended

@@ -1,22 +1,17 @@
 """What each node of a model costs: one pilot batch, node by node, forward and backward, measured.
 
-Bytes are counted as tensors are made and freed; seconds come from a second run without the counting. Learning rates and
-other numbers that change no cost are left out of the key under which a profile is kept, so that the trials of a search
-that differ in those alone share one.
+Bytes are counted as tensors are made and freed; seconds come from runs without the counting. `profile_cache.py` keeps
+profiles for the trials and runs that share one.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import statistics
 import time
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,10 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hydra_tune.engine.memory import TensorBytes
 from hydra_tune.graph.capture import Captured, Node, untouched
-from hydra_tune.graph.costs import NodeCost, aligned, as_json, from_json
+from hydra_tune.graph.costs import NodeCost, aligned
 from hydra_tune.seeds import RandomState
 
-FORMAT = 7
 TIMED_RUNS, TIMED_SECONDS = 3, 2.0
 """How often a pilot batch is timed: others may disturb one run; as long as it takes no longer than this."""
 _CLOCKS = ("forward_seconds", "backward_seconds", "step_seconds")
@@ -432,42 +426,3 @@ def _can_cross(leaf: Any) -> bool:
 
 
 # Keeping profiles
-
-
-def profile_key(*facts: Any) -> str:
-    """One name for all that costs depend on."""
-    return hashlib.sha256(repr((FORMAT, torch.__version__, *facts)).encode()).hexdigest()[:32]
-
-
-def load_profile(directory: Path, key: str) -> Profile | None:
-    """The profile of that key, where one is kept and can be read."""
-    try:
-        stored = json.loads((directory / f"{key}.json").read_text())
-        state = {
-            name: {k: (getattr(torch, dtype), tuple(shape)) for k, (dtype, shape) in tensors.items()}
-            for name, tensors in stored["state"].items()
-        }
-        return Profile(
-            from_json(stored["nodes"]), state, frozenset(stored["mutated"]), stored["input_bytes"],
-            {int(value): size for value, size in stored["value_bytes"].items()}, stored["draws"],
-            stored["changes_buffers"], frozenset(stored["in_place"]),
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # not there, or not whole: it is measured again
-
-
-def keep_profile(directory: Path, key: str, found: Profile) -> None:
-    """Keep a profile for later trials and runs."""
-    state = {
-        name: {k: (str(dtype).removeprefix("torch."), list(shape)) for k, (dtype, shape) in tensors.items()}
-        for name, tensors in found.state.items()
-    }
-    document = {
-        "nodes": as_json(found.nodes), "state": state, "mutated": sorted(found.mutated),
-        "input_bytes": found.input_bytes, "value_bytes": dict(found.value_bytes), "draws": found.draws,
-        "changes_buffers": found.changes_buffers, "in_place": sorted(found.in_place),
-    }  # fmt: skip
-    directory.mkdir(parents=True, exist_ok=True)
-    unfinished = directory / f"{key}.{os.getpid()}.tmp"
-    unfinished.write_text(json.dumps(document))
-    os.replace(unfinished, directory / f"{key}.json")

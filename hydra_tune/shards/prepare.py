@@ -18,7 +18,8 @@ from hydra_tune.builds import Prepared
 from hydra_tune.graph.capture import Captured, capture
 from hydra_tune.graph.costs import ShardCost
 from hydra_tune.graph.partition import partition
-from hydra_tune.graph.profile import Profile, keep_profile, load_profile, profile, profile_key, tensors_of
+from hydra_tune.graph.profile import Profile, profile, tensors_of
+from hydra_tune.graph.profile_cache import keep_profile, load_profile, profile_key
 from hydra_tune.shards.optimizers import OptimizerParts
 from hydra_tune.shards.plan import make_plan
 from hydra_tune.shards.trial import Kit

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from hydra_tune.graph.capture import capture
 from hydra_tune.graph.costs import NodeCost
-from hydra_tune.graph.profile import Profile, keep_profile, load_profile, profile
+from hydra_tune.graph.profile import Profile, profile
+from hydra_tune.graph.profile_cache import keep_profile, load_profile
 from hydra_tune.shards.prepare import examine
 from tests.shards.models import candidate, start
 
