@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from hydra_tune.cli.best import best
+from hydra_tune.cli.dashboard import dashboard
 from hydra_tune.cli.doctor import doctor
 from hydra_tune.cli.export import export
 from hydra_tune.cli.migrate import migrate
@@ -30,7 +31,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (search, resume, studies, trials, show, best, export, spaces, simulate, doctor, migrate):
+for command in (
+    search, resume, studies, trials, show, best, export, dashboard, spaces, simulate, doctor, migrate,
+):  # fmt: skip
     app.command()(command)
 
 
