@@ -52,28 +52,44 @@ class Obedient(Protocol):
         """How many trials the study is to have."""
 
 
-async def obey(search: Obedient, study: StudyThread) -> None:
-    """Look for actions and obey them, until cancelled."""
-    while True:
-        try:
-            waiting: list[Action] = await study.call(_pending, study.study)
+class Obeying:
+    """Looks for actions on one study and obeys them, each once."""
+
+    def __init__(self, search: Obedient, study: StudyThread) -> None:
+        self._search = search
+        self._study = study
+        self._obeyed: set[int] = set()
+        """Those whose answer may not be on disk yet."""
+        self._looking = asyncio.Lock()
+
+    async def until_cancelled(self) -> None:
+        """Look about once a second."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Obey what has been asked so far."""
+        async with self._looking:
+            try:
+                waiting: list[Action] = await self._study.call(_pending, self._study.study)
+            except StorageError as error:
+                logger.warning("actions could not be read: %s", error)
+                return
             for action in waiting:
-                await _obey_one(search, study, action)
-        except StorageError as error:
-            logger.warning("actions could not be read: %s", error)
-        await asyncio.sleep(LOOK_SECONDS)
+                if action.action_id not in self._obeyed:
+                    self._obeyed.add(action.action_id)
+                    await self._obey(action)
 
-
-async def _obey_one(search: Obedient, study: StudyThread, action: Action) -> None:
-    owned = study.study
-    more = {ADD_TRIALS: action.count or 0, RETRY_TRIAL: 1}.get(action.kind, 0)
-    total = search.total() + more
-    refusal = search.room_for(total) if more else ""
-    obeyed = await study.call(_carry_out, owned, action, total, refusal)
-    if obeyed and more:
-        search.set_total(total)
-    if obeyed and action.kind == STOP_STUDY:
-        search.stop_on_request()
+    async def _obey(self, action: Action) -> None:
+        more = {ADD_TRIALS: action.count or 0, RETRY_TRIAL: 1}.get(action.kind, 0)
+        total = self._search.total() + more
+        refusal = self._search.room_for(total) if more else ""
+        obeyed = await self._study.call(_carry_out, self._study.study, action, total, refusal)
+        if obeyed and more:
+            self._search.set_total(total)
+        if obeyed and action.kind == STOP_STUDY:
+            self._search.stop_on_request()
 
 
 # What follows runs on the study's thread.

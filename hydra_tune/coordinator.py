@@ -17,7 +17,7 @@ from typing import Any
 
 import optuna
 
-from hydra_tune.actions import obey
+from hydra_tune.actions import Obeying
 from hydra_tune.attempts import Ended, TrialRunner
 from hydra_tune.builds import write_source
 from hydra_tune.devices import Device, parse_devices
@@ -195,14 +195,19 @@ class Search:
             self.display.show(f"the grid has {self._limit} points: the search ends there")
         running: set[asyncio.Task[None]] = set()
         stopping = asyncio.create_task(self._stop.wait())
-        obeying = asyncio.create_task(obey(self, self.study), name="actions")
+        actions = Obeying(self, self.study)
+        obeying = asyncio.create_task(actions.until_cancelled(), name="actions")
         try:
             while not self._stop.is_set():
                 while len(running) < self._concurrency and (waiting or self._may_ask(finished + len(running))):
                     asked = waiting.pop(0) if waiting else await self.study.call(owned.ask)
                     running.add(asyncio.create_task(self._run_trial(asked), name=f"trial {asked.number}"))
                 if not running:
-                    return
+                    # What was asked before the search began or at its last moment still counts.
+                    await actions.look()
+                    if not self._may_ask(finished):
+                        return
+                    continue
                 self._more.clear()
                 more = asyncio.create_task(self._more.wait())
                 done, _ = await asyncio.wait({*running, stopping, more}, return_when=asyncio.FIRST_COMPLETED)

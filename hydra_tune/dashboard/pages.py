@@ -70,8 +70,7 @@ def _asset(file: Traversable, name: str) -> Asset:
     return Asset(body, TYPES[name.rpartition(".")[2]], f'"{hashlib.sha256(body).hexdigest()[:20]}"')
 
 
-@router.get("/static/{name:path}")
-@router.head("/static/{name:path}")
+@router.api_route("/static/{name:path}", methods=["GET", "HEAD"])
 def static(name: str, request: Request) -> Response:
     """A file that pages load. Browsers ask again each time, and are told when it is the same."""
     asset = assets().get(name)
@@ -87,8 +86,7 @@ def _page() -> HTMLResponse:
     return HTMLResponse(shell(), headers={"cache-control": "no-cache"})
 
 
-@router.get("/")
-@router.head("/")
+@router.api_route("/", methods=["GET", "HEAD"])
 def studies_page() -> HTMLResponse:
     return _page()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import logging
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from http.cookies import CookieError, SimpleCookie
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
 
 METHODS = ("GET", "HEAD", "POST", "PUT")
 READS = {"allow": "GET, HEAD"}
@@ -183,28 +186,36 @@ class Guard:
             return  # websockets are not spoken here
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
+        too_large = False
+        received = 0
+
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
                 message["headers"] = [*message.get("headers", []), *own]
             await send(message)
 
-        received = 0
+        async def unless_too_large(message: Message) -> None:
+            if not too_large:  # else what the application makes of the broken body is not its answer
+                await with_headers(message)
 
         async def counted() -> Message:
-            nonlocal received
+            nonlocal received, too_large
             message = await receive()
             received += len(message.get("body", b""))
             if received > LARGEST_BODY:
+                too_large = True
                 raise _TooLarge
             return message
 
         refusal = judge(self.policy, scope["method"], scope["path"], scope["scheme"], headers)
-        try:
-            if refusal is None:
-                await self.app(scope, counted, with_headers)
+        if refusal is None:
+            try:
+                await self.app(scope, counted, unless_too_large)
+            except _TooLarge:
+                logger.debug("a body without a declared length went on too long")
+            if not too_large:
                 return
-        except _TooLarge:
             refusal = Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {LARGEST_BODY} bytes")
         answer = JSONResponse({"detail": refusal.detail}, refusal.status, refusal.headers)
         await answer(scope, receive, with_headers)

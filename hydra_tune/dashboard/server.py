@@ -102,6 +102,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
+            listener.listen(128)  # from now on a visitor waits rather than being refused
         except BaseException:
             listener.close()
             raise
