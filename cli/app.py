@@ -16,6 +16,7 @@ from hydra_tune.cli.dashboard import dashboard
 from hydra_tune.cli.doctor import doctor
 from hydra_tune.cli.export import export
 from hydra_tune.cli.migrate import migrate
+from hydra_tune.cli.report import report
 from hydra_tune.cli.resume import resume
 from hydra_tune.cli.search import search
 from hydra_tune.cli.show import show
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    search, resume, studies, trials, show, best, export, dashboard, spaces, simulate, doctor, migrate,
+    search, resume, studies, trials, show, best, export, dashboard, report, spaces, simulate, doctor, migrate,
 ):  # fmt: skip
     app.command()(command)
 

@@ -25,7 +25,7 @@ def dashboard(
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="Another name by which browsers may call this server.")
     ] = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    open: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Show studies, trials and devices in a browser."""
     from hydra_tune.dashboard.server import Options, serve
@@ -34,6 +34,6 @@ def dashboard(
     serve(
         Options(
             url=storage or default_storage(), host=host, port=port, token_file=token_file,
-            allow_actions=allow_actions, allowed_hosts=tuple(allowed_host or ()), open_browser=open_browser,
+            allow_actions=allow_actions, allowed_hosts=tuple(allowed_host or ()), open_browser=open,
         )
     )  # fmt: skip

@@ -195,6 +195,7 @@ class Search:
             self.display.show(f"the grid has {self._limit} points: the search ends there")
         running: set[asyncio.Task[None]] = set()
         stopping = asyncio.create_task(self._stop.wait())
+        more = asyncio.create_task(self._more.wait())
         actions = Obeying(self, self.study)
         obeying = asyncio.create_task(actions.until_cancelled(), name="actions")
         try:
@@ -208,10 +209,10 @@ class Search:
                     if not self._may_ask(finished):
                         return
                     continue
-                self._more.clear()
-                more = asyncio.create_task(self._more.wait())
                 done, _ = await asyncio.wait({*running, stopping, more}, return_when=asyncio.FIRST_COMPLETED)
-                more.cancel()
+                if more in done:
+                    self._more.clear()
+                    more = asyncio.create_task(self._more.wait())
                 for task in done & running:
                     task.result()
                     finished += 1
@@ -219,8 +220,8 @@ class Search:
             # Candidates checkpoint and stop by themselves after their slice; an objective cannot be asked to.
             await asyncio.wait([stopping, *running], timeout=STOP_SECONDS)
         finally:
-            stopping.cancel()
-            obeying.cancel()
+            for waiter in (stopping, more, obeying):
+                waiter.cancel()
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, obeying, return_exceptions=True)

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from optuna.storages._rdb import models
-from sqlalchemy import Connection, Row, Table, func, select
+from sqlalchemy import BigInteger, Connection, Row, Table, cast, func, select
 
 from hydra_tune.storage.rows import chunks
 from hydra_tune.storage.tables import (
@@ -137,7 +137,8 @@ def work(connection: Connection, study_id: int, number: int) -> list[KindOfWork]
     key = (u.kind, u.device, u.shard)
     sums = (
         func.sum(func.coalesce(u.steps, 1)), func.sum(u.seconds), func.max(u.peak_bytes),
-        func.coalesce(func.sum(u.read_bytes), 0), func.coalesce(func.sum(u.written_bytes), 0),
+        cast(func.coalesce(func.sum(u.read_bytes), 0), BigInteger),
+        cast(func.coalesce(func.sum(u.written_bytes), 0), BigInteger),
     )  # fmt: skip
     query = select(*key, *sums).where(u.study_id == study_id, u.number == number).group_by(*key)
     rows = connection.execute(query.order_by(func.min(u.started)))

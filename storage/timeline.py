@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Integer, and_, cast, func, select
+from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, and_, cast, func, select
 
 from hydra_tune.storage.tables import HYDRA_UNITS
 
@@ -108,8 +108,9 @@ def busy_bins(connection: Connection, work: Work, start: float, end: float, bins
     place = cast(func.floor(share) if connection.dialect.name == "postgresql" else share, Integer)
     sums = (
         func.sum(_U.seconds).label("seconds"), func.max(_U.peak_bytes).label("peak_bytes"),
-        func.coalesce(func.sum(_U.read_bytes), 0).label("read_bytes"),
-        func.coalesce(func.sum(_U.written_bytes), 0).label("written_bytes"),
+        # PostgreSQL makes decimals of sums of large integers.
+        cast(func.coalesce(func.sum(_U.read_bytes), 0), BigInteger).label("read_bytes"),
+        cast(func.coalesce(func.sum(_U.written_bytes), 0), BigInteger).label("written_bytes"),
     )  # fmt: skip
     query = select(_U.device, place.label("bin"), _U.number, *sums).where(_within(work, start, end))
     rows = connection.execute(query.group_by(_U.device, place, _U.number))

@@ -31,6 +31,7 @@ def make_app(url: str, policy: Policy) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         closing.attach()
+        reader.read_ahead()
         yield
         reader.close()
         if app.state.writable is not None:

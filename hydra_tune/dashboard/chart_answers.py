@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from hydra_tune.dashboard import answers, charts
 from hydra_tune.dashboard.charts import plain
-from hydra_tune.dashboard.reader import StudyView
+from hydra_tune.dashboard.reader import Reader, StudyView
 from hydra_tune.dashboard.study_answers import parameter
 from hydra_tune.storage import details
 
@@ -88,12 +88,19 @@ def failures(view: StudyView) -> list[answers.FailureReason]:
     return [answers.FailureReason(**vars(failure)) for failure in charts.failures(view.columns)]
 
 
-def importances(view: StudyView) -> list[answers.Importance]:
+def importances(reader: Reader, study_id: int) -> list[answers.Importance]:
     """The parameters that matter, the most important first."""
-    # Not anew for each trial of a running search: after a twentieth more they may have changed.
-    complete = int(np.count_nonzero(view.columns.complete))
-    step = int(math.log(max(complete, 1), 1.05)) if complete > 20 else complete
-    found = view.kept("importances", lambda: charts.importances(view.columns), version=step)
+    with reader.study(study_id) as view:
+        # Not anew for each trial of a running search: after a twentieth more they may have changed.
+        complete = int(np.count_nonzero(view.columns.complete))
+        step = int(math.log(complete, 1.05)) if complete > 20 else complete
+        found: dict[str, float] | None = view.known("importances", step)
+        trials = charts.importance_trials(view.columns) if found is None else []
+        maximize = view.columns.maximize
+    if found is None:
+        found = charts.importances(trials, maximize)
+        with reader.study(study_id) as view:
+            view.keep("importances", step, found)
     return [answers.Importance(name=name, share=share) for name, share in found.items()]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,25 +95,26 @@ def failures(columns: StudyColumns, examples: int = 20) -> list[Failure]:
     return sorted(found, key=lambda failure: (-failure.count, failure.reason))
 
 
-def importances(columns: StudyColumns) -> dict[str, float]:
-    """How much each parameter matters for being among the best tenth (PED-ANOVA), as shares of their sum.
-
-    Optuna evaluates it on a study; of a large one a sample stands for all. Takes up to a second.
-    """
+def importance_trials(columns: StudyColumns) -> list[optuna.trial.FrozenTrial]:
+    """The trials from which importances are computed: of a large study a sample stands for all."""
     rows = np.flatnonzero(columns.complete)
     finite = rows[np.isfinite(columns.values[rows]).all(axis=1)]
     if len(finite) < LEAST_IMPORTANCE_TRIALS:
-        return {}
+        return []
     some = finite[np.unique(np.linspace(0, len(finite) - 1, MOST_IMPORTANCE_TRIALS).astype(int))]
-    trials = [_frozen(columns, int(number)) for number in some]
-    return importances_of(trials, columns.maximize)
+    with _quiet_optuna():
+        return [_frozen(columns, int(number)) for number in some]
 
 
-def importances_of(trials: list[optuna.trial.FrozenTrial], maximize: list[bool]) -> dict[str, float]:
-    """The same for given trials: nothing here touches a database, so it may take its time."""
+def importances(trials: list[optuna.trial.FrozenTrial], maximize: list[bool]) -> dict[str, float]:
+    """How much each parameter matters for being among the best tenth (PED-ANOVA), as shares of their sum.
+
+    Takes up to a second, so nobody's lock should be held meanwhile.
+    """
+    if not trials:
+        return {}
     directions = [StudyDirection.MAXIMIZE if most else StudyDirection.MINIMIZE for most in maximize]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet_optuna():
         study = optuna.create_study(directions=directions)
         study.add_trials(trials)
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
@@ -129,9 +131,20 @@ def _frozen(columns: StudyColumns, number: int) -> optuna.trial.FrozenTrial:
     params = columns.params(number)
     distributions: dict[str, BaseDistribution] = {name: columns.distributions[name] for name in params}
     values = [float(value) for value in columns.values[number]]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return optuna.trial.create_trial(params=params, distributions=distributions, values=values)
+    return optuna.trial.create_trial(params=params, distributions=distributions, values=values)
+
+
+@contextmanager
+def _quiet_optuna() -> Iterator[None]:
+    """The study in memory is none of the user's: nothing is said of it."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
 
 
 def busy_shares(spans: Iterable[tuple[float, float]], start: float, end: float, bins: int) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
 
+from hydra_tune.errors import StorageError
 from hydra_tune.storage import HydraStorage, open_storage
 from hydra_tune.storage.columns import StudyColumns
 from hydra_tune.storage.details import Described, described, pool
@@ -19,6 +21,7 @@ from hydra_tune.storage.tables import STUDIES
 from hydra_tune.storage.timeline import Work
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 FRESH_SECONDS = 0.25
 """What was read so recently is not asked again: a page sends several requests at once."""
@@ -64,11 +67,19 @@ class StudyView:
     def kept(self, key: Any, compute: Callable[[], T], version: Any = None) -> T:
         """The result of `compute`, until the trials (or what `version` counts) change."""
         version = self.columns.version if version is None else version
-        found = self._kept.get(key)
-        if found is None or found[0] != version:
-            found = self._kept[key] = (version, compute())
-        result: T = found[1]
-        return result
+        found: T | None = self.known(key, version)
+        if found is None:
+            found = compute()
+            self.keep(key, version, found)
+        return found
+
+    def known(self, key: Any, version: Any) -> Any:
+        """What was kept under this key for this version; None where nothing was."""
+        kept = self._kept.get(key)
+        return kept[1] if kept is not None and kept[0] == version else None
+
+    def keep(self, key: Any, version: Any, result: Any) -> None:
+        self._kept[key] = (version, result)
 
 
 class Reader:
@@ -77,11 +88,32 @@ class Reader:
     def __init__(self, url: str) -> None:
         self.storage: HydraStorage = open_storage(url, read_only=True)
         self._views: dict[int, StudyView] = {}
-        self._locks: dict[int, threading.Lock] = {}
+        self._locks: dict[int, threading.RLock] = {}
         self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._ahead: threading.Thread | None = None
 
     def close(self) -> None:
+        self._closed.set()
+        if self._ahead is not None:
+            self._ahead.join()
         self.storage.close()
+
+    def read_ahead(self) -> None:
+        """Read all studies on a thread of its own, the newest first, so that no visitor waits for the first reading."""
+
+        def read() -> None:
+            for study_id in reversed(self.study_ids()):
+                if self._closed.is_set():
+                    return
+                try:
+                    with self.study(study_id) as view:
+                        logger.debug("read %d trials ahead", view.columns.size)
+                except (NoSuchStudy, StorageError) as error:
+                    logger.info("study %d could not be read ahead: %s", study_id, error)
+
+        self._ahead = threading.Thread(target=read, name="hydra-read-ahead", daemon=True)
+        self._ahead.start()
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
@@ -102,7 +134,7 @@ class Reader:
     def study(self, study_id: int) -> Iterator[StudyView]:
         """The study as it is now; nobody else uses it meanwhile. A NoSuchStudy where there is none."""
         with self._lock:
-            lock = self._locks.setdefault(study_id, threading.Lock())
+            lock = self._locks.setdefault(study_id, threading.RLock())
         with lock:
             yield self._refreshed(study_id)
 

@@ -110,8 +110,7 @@ def sample(study_id: StudyId, reader: Read, limit: Annotated[int, Query(ge=10, l
 @router.get("/studies/{study_id}/importances", tags=["charts"])
 def importances(study_id: StudyId, reader: Read) -> list[answers.Importance]:
     """How much each parameter matters for being among the best tenth (PED-ANOVA)."""
-    with reader.study(study_id) as view:
-        return chart_answers.importances(view)
+    return chart_answers.importances(reader, study_id)
 
 
 @router.get("/studies/{study_id}/pareto", tags=["charts"])

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
+from urllib.parse import quote
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -116,6 +117,8 @@ def judge(policy: Policy, method: str, path: str, scheme: str, headers: Mapping[
         return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {LARGEST_BODY} bytes")
     public = path in PUBLIC or path.startswith(STATIC)
     if not public and not policy.admits(headers):
+        if method == "GET" and "text/html" in headers.get("accept", "") and not path.startswith("/api/"):
+            return Refusal(HTTPStatus.SEE_OTHER, "log in first", {"location": f"/login?next={quote(path)}"})
         return Refusal(HTTPStatus.UNAUTHORIZED, "the token is needed", {"www-authenticate": "Bearer"})
     if method in ("GET", "HEAD"):
         return None

@@ -40,9 +40,6 @@ def serve(options: Options) -> None:
         from hydra_tune.dashboard.pages import assets
     except ModuleNotFoundError as error:
         raise InputError(f"the dashboard needs {error.name}, which is not installed", MISSING) from error
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     policy = make_policy(options)
     assets()
     with _listen(options.host, options.port) as listener:

@@ -35,7 +35,7 @@ def test_a_running_search_is_told_as_it_goes_and_ends(tmp_path: Path) -> None:
         with serving("--storage", "sqlite:///live.db", cwd=tmp_path) as (address, _):
             events = _follow(address, "end")
     changes = [news for name, news in events if name == "change"]
-    assert len(changes) > 3
+    assert len(changes) > 1
     versions = [news["study"]["version"] for news in changes]
     assert versions == sorted(versions)
     finished = [news["study"]["finished"] for news in changes]

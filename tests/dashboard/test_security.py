@@ -166,6 +166,14 @@ def test_the_token_opens_by_cookie_or_header_and_nothing_else_does(client: Clien
     assert app.get("/api/studies", headers={"cookie": 'hydra_tune="; =broken'}).status_code == 401
 
 
+def test_a_browser_without_the_token_is_led_to_the_login(client: Client) -> None:
+    app = client(token=TOKEN)
+    browser = {"accept": "text/html,*/*"}
+    answer = app.get("/studies/1", headers=browser, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/studies/1")
+    assert app.get("/api/studies", headers=browser).status_code == 401
+
+
 def test_a_login_from_another_site_is_refused(client: Client) -> None:
     app = client(token=TOKEN)
     assert app.post("/api/login", json={"token": TOKEN}, headers={"origin": "http://evil.com"}).status_code == 403

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hydra_tune.cli.app import run
 from tests.dashboard.conftest import filled as filled
 from tests.dashboard.conftest import serving
 from tests.dashboard.conftest import url as url
@@ -200,9 +201,9 @@ def test_the_gantt_zooms_and_opens_trials(visitor: Visitor) -> None:
     assert "Devices busy" in facts
     assert "Lower bound" in facts
     whole = page.evaluate("(({start, end}) => end - start)(document.querySelector('canvas.gantt').dataset)")
-    page.get_by_role("button", name="Zoom in").click()
+    page.locator("#gantt").get_by_role("button", name="Zoom in").click()
     visitor.wait(f"(({{start, end}}) => end - start < {whole * 0.6})(document.querySelector('canvas.gantt').dataset)")
-    page.get_by_role("button", name="Show all").click()
+    page.locator("#gantt").get_by_role("button", name="Show all").click()
     box = canvas.bounding_box()
     # Somewhere in the first row there is a unit: its tooltip names the trial, and a click opens it.
     for share in range(5, 100, 3):
@@ -253,6 +254,29 @@ def test_pages_fit_a_phone_and_a_laptop_in_light_and_dark(
     assert not visitor.troubles
 
 
+def test_a_report_is_one_file_that_opens_without_a_server(browser: Any, url: str, tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    assert run(["report", "troubled", "--storage", url, "--to", str(target)]) == 0
+    assert run(["report", "troubled", "--storage", url, "--to", str(target)]) == 2  # it is there already
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
+    visitor = Visitor(context.new_page(), f"file://{tmp_path}/")
+    page = visitor.open("/report.html")
+    page.get_by_role("heading", name="troubled").wait_for()
+    visitor.see_all()
+    for chart in ("history", "intermediate-values", "slices"):
+        assert page.locator(f"#{chart} .plot svg").count() > 0, chart
+    page.get_by_role("button", name="lr", exact=True).click()
+    rates = [float(text) for text in _column(page, "lr")]
+    assert rates == sorted(rates)
+    page.get_by_role("link", name="Devices").click()
+    visitor.wait("document.querySelector('canvas.gantt')?.dataset.units > 0")
+    visitor.open("/report.html#/studies/1/trials/2")
+    page.reload()
+    assert "<script>alert('from a traceback')</script>" in page.locator("pre").inner_text()
+    context.close()
+    assert not visitor.troubles
+
+
 def test_the_api_page_lists_every_operation(visitor: Visitor) -> None:
     page = visitor.open("/api")
     page.get_by_role("heading", name="JSON API").wait_for()
@@ -269,10 +293,7 @@ def test_a_running_search_updates_the_page_without_a_reload(browser: Any, tmp_pa
             page.evaluate("window.unchanged = true")
             page.locator("#bar .live.on").wait_for()
             for trials in (1, 3, 5):
-                visitor.wait(
-                    f"document.querySelectorAll('#leaderboard tbody .state.complete').length >= {trials}",
-                    timeout=60_000,
-                )
+                visitor.wait(f"document.querySelectorAll('#leaderboard tbody .state.complete').length >= {trials}")
             page.get_by_text("The search has finished.").wait_for()
             visitor.wait("document.querySelector('#history .plot')?.data?.[0].x.length === 5")
             assert "5 of 5" in page.locator(".facts").inner_text()

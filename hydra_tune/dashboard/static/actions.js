@@ -12,8 +12,8 @@ export function actionBar(study) {
     h("button", { class: "danger", onclick: () => ask({ kind: "stop-study" }, "Stop this study? Running trials are checkpointed; `hydra-tune resume` goes on.") }, "Stop study"));
 }
 
-export function trialActions(study, trial) {
-  const says = h("span", { class: "small soft", role: "status" });
+/** `says` outlives the buttons, which are made again when the trial changes. */
+export function trialActions(study, trial, says) {
   const ask = (kind, question) => askFor(study.id, { kind, number: trial.number }, says, question);
   const ended = !["RUNNING", "WAITING", "COMPLETE"].includes(trial.state);
   return h("div", { class: "row" }, says,

@@ -27,17 +27,25 @@ async function answered(answer) {
   throw new Trouble(detail || `the server answered ${answer.status}`);
 }
 
-/** Follow a study; `on` has change(news), end(news), connected(bool). Returns a function that stops. */
+/**
+ * Follow a study; `on` has change(news), end(news), connected(bool). Returns a function that stops.
+ * A page that nobody sees does not listen: browsers allow six connections to a server for all their tabs.
+ */
 export function follow(study, since, on) {
-  if (report) return () => {};
-  const source = new EventSource(`/api/studies/${study}/live?since=${since}`);
-  source.addEventListener("open", () => on.connected?.(true));
-  source.addEventListener("error", () => on.connected?.(false));
-  source.addEventListener("change", (event) => on.change?.(JSON.parse(event.data)));
-  source.addEventListener("end", (event) => on.end?.(JSON.parse(event.data)));
-  const stop = () => source.close();
-  addEventListener("pagehide", stop, { once: true });
-  return stop;
+  let source = null, version = since;
+  const listen = () => {
+    source = new EventSource(`/api/studies/${study}/live?since=${version}`);
+    source.addEventListener("open", () => on.connected(true));
+    source.addEventListener("error", () => on.connected(false));
+    source.addEventListener("change", (event) => { const news = JSON.parse(event.data); version = news.study.version; on.change(news); });
+    source.addEventListener("end", (event) => on.end(JSON.parse(event.data)));
+  };
+  const stop = () => { source?.close(); source = null; };
+  const look = () => { if (document.hidden) stop(); else if (!source) listen(); };
+  document.addEventListener("visibilitychange", look);
+  addEventListener("pagehide", stop);
+  look();
+  return () => { document.removeEventListener("visibilitychange", look); removeEventListener("pagehide", stop); stop(); };
 }
 
 /** A link to a page: by address on a server, by the part after # in a report. */

@@ -17,7 +17,8 @@ export async function show(content, { frame, server }, id, trialNumber) {
   const { actions } = await server();
   const notes = card("Note", {}, note(path, trial, actions));
   replace(content, notices, head, h("div", { class: "grid" }, parameters(trial), curves.element), rest, trial.note || actions ? notes : null);
-  const draw = (found) => { drawHead(head, study, found, actions); curves.set(found, study); replace(rest, details(found)); };
+  const says = h("span", { class: "small soft", role: "status" });
+  const draw = (found) => { drawHead(head, study, found, actions ? says : null); curves.set(found, study); replace(rest, details(found)); };
   draw(trial);
   let last = JSON.stringify(trial);
   const reload = throttled(async () => {
@@ -29,13 +30,13 @@ export async function show(content, { frame, server }, id, trialNumber) {
   return () => { stop(); curves.close(); };
 }
 
-function drawHead(head, study, trial, actions) {
+function drawHead(head, study, trial, says) {
   const values = study.metrics.map((metric, i) => fact(metric, trial.values[i] === null || trial.values[i] === undefined ? "none" : number(trial.values[i], 6), trial.number === study.best?.number ? "the best of the study" : study.directions[i]));
   const strategy = trial.strategy ? fact("Strategy", trial.strategy, trial.shards > 1 ? `${trial.shards} parts` : "in one part") : null;
   const place = `/studies/${study.id}/trials/`;
   replace(head, h("div", { style: { display: "grid", gap: "1rem" } },
     h("div", { class: "head" }, h("h1", {}, `Trial ${trial.number}`), state(trial.state), h("span", { class: "spacer" }),
-      actions ? trialActions(study, trial) : null,
+      says ? trialActions(study, trial, says) : null,
       trial.number > 0 ? h("a", { class: "button", href: link(`${place}${trial.number - 1}`) }, "Previous") : null,
       trial.number + 1 < study.trials ? h("a", { class: "button", href: link(`${place}${trial.number + 1}`) }, "Next") : null),
     trial.error ? h("p", { class: "notice bad", role: "alert" }, trial.error) : null,
