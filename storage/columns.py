@@ -75,6 +75,8 @@ class StudyColumns:
         self._words = {name: _Text.empty() for name in ("state", "strategy", "device")}
         self._arrays: dict[str, NDArray[Any]] = {}
         self._params: dict[str, Floats] = {}
+        self._first_ids: dict[str, int] = {}
+        """The first row of each parameter: databases give them in any order."""
         self._values = np.full((_FIRST_ROWS, len(self.maximize)), np.nan)
         for name in ("id", "changed", *self._words):
             self._arrays[name] = np.zeros(_FIRST_ROWS, np.int64)
@@ -105,7 +107,7 @@ class StudyColumns:
     @property
     def param_names(self) -> list[str]:
         """In the order in which trials first had them."""
-        return list(self._params)
+        return sorted(self._params, key=self._first_ids.__getitem__)
 
     def param(self, name: str) -> Floats:
         """A parameter in Optuna's internal form (a category is its index); NaN where a trial does not have it."""
@@ -216,6 +218,7 @@ class StudyColumns:
             if column is None:
                 query = select(TRIAL_PARAMS.c.distribution_json).where(TRIAL_PARAMS.c.param_id == param_id)
                 self.distributions[name] = json_to_distribution(connection.execute(query).scalar_one())
+                self._first_ids[name] = param_id
                 column = self._params[name] = np.full(len(self._values), np.nan)
             if number < self.size:
                 column[number] = value

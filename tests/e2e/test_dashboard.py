@@ -104,7 +104,7 @@ def test_the_study_page_says_what_was_searched_and_what_won(visitor: Visitor) ->
     assert "activation" in won
     visitor.see_all()
     for chart in ("history", "intermediate-values", "parameter-importances", "slices"):
-        assert page.locator(f"#{chart} .plot svg").count() > 0, chart
+        visitor.wait(f"document.querySelectorAll('#{chart} .plot svg').length > 0")
     assert page.locator("#parallel-coordinates canvas").is_visible()
     assert "from a traceback" in page.locator("#failures").inner_text()
 
@@ -264,7 +264,7 @@ def test_a_report_is_one_file_that_opens_without_a_server(browser: Any, url: str
     page.get_by_role("heading", name="troubled").wait_for()
     visitor.see_all()
     for chart in ("history", "intermediate-values", "slices"):
-        assert page.locator(f"#{chart} .plot svg").count() > 0, chart
+        visitor.wait(f"document.querySelectorAll('#{chart} .plot svg').length > 0")
     page.get_by_role("button", name="lr", exact=True).click()
     rates = [float(text) for text in _column(page, "lr")]
     assert rates == sorted(rates)
@@ -321,7 +321,7 @@ def test_actions_need_the_token_and_are_obeyed(browser: Any, tmp_path: Path) -> 
             page.get_by_role("button", name="Stop trial").click()
             page.get_by_text("trial 0 stops after").wait_for()
             page.locator(".head .state.pruned").wait_for(timeout=30_000)
-            page.get_by_label("Note").fill("<b>looked odd</b>")
+            page.get_by_role("textbox", name="Note").fill("<b>looked odd</b>")
             page.get_by_role("button", name="Save note").click()
             page.get_by_text("saved").wait_for()
             page.goto(f"{address}studies/1")

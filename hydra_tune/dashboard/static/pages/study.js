@@ -83,10 +83,10 @@ class StudyCharts {
     study.metrics.forEach((metric, i) => this.add(wide, several ? `History of ${metric}` : "History", `history?objective=${i}`, (box) => this.history(box, i)));
     this.add(wide, "Intermediate values", "reports", (box) => this.reports(box));
     this.add(wide, "Parameter importances", "importances", (box) => this.importances(box));
+    this.add(wide, "Failures", "failures", (box) => this.failures(box));
     this.element.append(wide);
     this.add(this.element, "Parallel coordinates", "sample", (box) => this.parallel(box));
     this.add(this.element, "Slices", "sample", (box) => this.slices(box));
-    this.add(this.element, "Failures", "failures", (box) => this.failures(box));
   }
 
   add(parent, title, path, make) {
