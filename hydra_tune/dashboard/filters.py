@@ -74,7 +74,7 @@ def _one(columns: StudyColumns, metrics: Sequence[str], term: str) -> Mask:
         found = np.array([wanted in str(word).lower() for word in columns.words(name)], dtype=bool)
         return ~found if how == "!=" else found
     column = _numbers(columns, metrics, name)
-    return _compare(column, how, _number(columns, name, value), term)
+    return _compare(column, how, _number(columns, name, value))
 
 
 def _mentions(columns: StudyColumns, term: str) -> Mask:
@@ -118,7 +118,7 @@ def _number(columns: StudyColumns, name: str, value: str) -> float:
         raise BadFilter(f"{name} is compared with {quoted(value)}", "give a number") from None
 
 
-def _compare(column: NDArray[np.float64], how: str, wanted: float, term: str) -> Mask:
+def _compare(column: NDArray[np.float64], how: str, wanted: float) -> Mask:
     with np.errstate(invalid="ignore"):
         result: Mask = {
             "<": column < wanted, ">": column > wanted, "<=": column <= wanted, ">=": column >= wanted,
