@@ -103,6 +103,8 @@ def _pending(owned: OwnedStudy) -> list[Action]:
 
 def _carry_out(owned: OwnedStudy, action: Action, total: int, refusal: str) -> bool:
     """Do what was asked and answer; both are written in one transaction. Whether it was done."""
+    if not refusal and action.kind not in _EFFECTS:
+        refusal = f"this version of Hydra Tune does not know {action.kind!r}"
     answer, obeyed = (refusal, False) if refusal else _EFFECTS[action.kind](owned, action, total)
     answer_action(owned.storage, action, answer)
     logger.info("%s: %s", action.kind, answer)

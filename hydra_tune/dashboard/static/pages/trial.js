@@ -5,7 +5,7 @@ import { trialActions } from "../actions.js";
 import { card, empty, fact, h, pairs, replace, state, throttled } from "../dom.js";
 import { bytes, duration, moment, number, param } from "../format.js";
 import { plan } from "../plan.js";
-import { Chart, colour, finite, label, seriesColour } from "../plots.js";
+import { Chart, finite, label, seriesColour } from "../plots.js";
 import { followStudy } from "../study_head.js";
 
 export async function show(content, { frame, server }, id, trialNumber) {
@@ -55,7 +55,7 @@ function parameters(trial) {
   return card("Parameters", { aside: [h("span", { class: "spacer" }), aside] }, entries.length ? pairs(entries.map(([name, value]) => [name, typeof value === "number" ? String(value) : param(value)])) : empty("No parameter has been suggested yet."));
 }
 
-export function python(value) {
+function python(value) {
   if (value === null) return "None";
   if (value === true) return "True";
   if (value === false) return "False";
