@@ -26,9 +26,13 @@ export function trialColour(number, alpha = 1) {
   return `hsl(${(number * 137.508) % 360} ${dark ? "55% 62%" : "52% 46%"} / ${alpha})`;
 }
 
-const SERIES = ["#0f766e", "#2563eb", "#b45309", "#7c3aed", "#be185d", "#4d7c0f", "#0e7490", "#9f1239"];
+const SERIES = {
+  light: ["#0f766e", "#2563eb", "#b45309", "#7c3aed", "#be185d", "#4d7c0f", "#0e7490", "#9f1239"],
+  dark: ["#2dd4bf", "#60a5fa", "#fbbf24", "#a78bfa", "#f472b6", "#a3e635", "#22d3ee", "#fb7185"],
+};
 export function seriesColour(index) {
-  return SERIES[index % SERIES.length];
+  const colours = SERIES[document.documentElement.dataset.theme] ?? SERIES.light;
+  return colours[index % colours.length];
 }
 
 function layout(own) {
