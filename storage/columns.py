@@ -189,12 +189,14 @@ class StudyColumns:
         state = cast(TRIALS.c.state, String)
         return select(TRIALS.c.trial_id, TRIALS.c.number, state, TRIALS.c.datetime_start, TRIALS.c.datetime_complete)
 
-    def _rows(self, connection: Connection, query: Select[Any], after: int, known: Sequence[int]) -> Sequence[Any]:
+    def _rows(
+        self, connection: Connection, query: Select[Any], after: int, known: Sequence[int], *, raw: bool = False
+    ) -> list[Any]:
         """Rows of the new trials in one sweep, and of those that were known and unfinished."""
         mine = query.where(TRIALS.c.study_id == self.study_id).order_by(TRIALS.c.trial_id)
-        rows = connection.execute(mine.where(TRIALS.c.trial_id > after)).all()
+        rows: list[Any] = _fetched(connection, mine.where(TRIALS.c.trial_id > after), raw)
         for ids in chunks(known):
-            rows = [*rows, *connection.execute(query.where(TRIALS.c.trial_id.in_(ids)))]
+            rows += _fetched(connection, query.where(TRIALS.c.trial_id.in_(ids)), raw)
         return rows
 
     def _take_trial(
@@ -213,7 +215,9 @@ class StudyColumns:
 
     def _take_params(self, connection: Connection, after: int, known: Sequence[int]) -> None:
         wanted = (TRIALS.c.number, *(TRIAL_PARAMS.c[name] for name in ("param_name", "param_value", "param_id")))
-        for number, name, value, param_id in self._rows(connection, _joined(wanted, TRIAL_PARAMS), after, known):
+        for number, name, value, param_id in self._rows(
+            connection, _joined(wanted, TRIAL_PARAMS), after, known, raw=True
+        ):
             column = self._params.get(name)
             if column is None:
                 query = select(TRIAL_PARAMS.c.distribution_json).where(TRIAL_PARAMS.c.param_id == param_id)
@@ -266,6 +270,12 @@ class StudyColumns:
             for name, column in columns.items():
                 missing = np.nan if column.dtype.kind == "f" else 0
                 columns[name] = np.concatenate([column, np.full(more, missing, column.dtype)])
+
+
+def _fetched(connection: Connection, query: Select[Any], raw: bool) -> list[Any]:
+    """All rows; `raw` as the driver gives them, for columns that need no conversion: half the time."""
+    with connection.execute(query) as result:
+        return list(result.cursor.fetchall() if raw and result.cursor is not None else result)
 
 
 def _joined(columns: Sequence[ColumnElement[Any]], table: Table) -> Select[Any]:

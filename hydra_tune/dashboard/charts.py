@@ -18,7 +18,7 @@ from optuna.study import StudyDirection
 
 from hydra_tune.storage.columns import StudyColumns
 
-MOST_IMPORTANCE_TRIALS = 1_000
+MOST_IMPORTANCE_TRIALS = 500
 LEAST_IMPORTANCE_TRIALS = 4
 Rows = NDArray[np.intp]
 

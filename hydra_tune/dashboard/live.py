@@ -105,7 +105,7 @@ async def _events(closing: Closing, reader: Reader, study_id: int, since: int) -
 
 
 def _news(reader: Reader, study_id: int, since: int) -> dict[str, Any]:
-    with reader.study(study_id) as view:
+    with reader.study_and_work(study_id) as (view, _):
         changed = np.flatnonzero(view.columns.changed > since)
         return {
             "study": study_answers.study(view).model_dump(mode="json"),

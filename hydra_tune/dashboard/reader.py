@@ -138,6 +138,14 @@ class Reader:
         with lock:
             yield self._refreshed(study_id)
 
+    @contextmanager
+    def study_and_work(self, study_id: int) -> Iterator[tuple[StudyView, Connection]]:
+        """The same, with the sums of its units too, which only pages of devices and live ones need."""
+        with self.study(study_id) as view, self.connection() as connection:
+            if self.storage.has_hydra_tables:
+                view.work.refresh(connection)
+            yield view, connection
+
     def _refreshed(self, study_id: int) -> StudyView:
         view = self._views.get(study_id)
         if view is not None and time.monotonic() - view.read_at < FRESH_SECONDS:
@@ -155,7 +163,6 @@ class Reader:
             except KeyError:
                 raise NoSuchStudy(study_id) from None
             if self.storage.has_hydra_tables:
-                view.work.refresh(connection)
                 view.described = described(connection, study_id)
                 view.lease = read_lease(connection, study_id)
                 view.pool = pool(connection, study_id)

@@ -29,7 +29,7 @@ def write_report(url: str, name: str) -> str:
     reader = Reader(url)
     try:
         study_id = reader.study_id(name)
-        with reader.study(study_id) as view:
+        with reader.study_and_work(study_id) as (view, _):
             return _page(name, {"home": f"/studies/{study_id}", **_answers(reader, view)})
     finally:
         reader.close()

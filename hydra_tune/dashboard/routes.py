@@ -130,7 +130,7 @@ def failures(study_id: StudyId, reader: Read) -> list[answers.FailureReason]:
 @router.get("/studies/{study_id}/devices", tags=["devices"])
 def devices(study_id: StudyId, reader: Read) -> answers.Devices:
     """The pool, its utilisation, and the makespan against its lower bound."""
-    with reader.study(study_id) as view:
+    with reader.study_and_work(study_id) as (view, _):
         return view.kept("devices", lambda: device_answers.devices(view), version=view.work.last_unit)
 
 
@@ -143,7 +143,7 @@ def timeline(
     bins: Annotated[int, Query(ge=1, le=2_000)] = 300,
 ) -> answers.Timeline:
     """What ran where in a stretch of time: units, or bins where there are too many; and each device over time."""
-    with reader.study(study_id) as view, reader.connection() as connection:
+    with reader.study_and_work(study_id) as (view, connection):
         compute = partial(device_answers.timeline, connection, view, start, end, bins)
         if start is not None or end is not None:
             return compute()
@@ -155,7 +155,7 @@ def units(
     study_id: StudyId, reader: Read, after: Annotated[int, Query(ge=0, le=LARGEST)]
 ) -> list[answers.UnitRow] | None:
     """Units newer than unit `after`, for a timeline that goes on; null where they are too many."""
-    with reader.study(study_id) as view, reader.connection() as connection:
+    with reader.study_and_work(study_id) as (view, connection):
         return device_answers.new_units(connection, view, after) if view.work.units else []
 
 

@@ -36,7 +36,7 @@ def study_detail(view: StudyView) -> answers.StudyDetail:
         seed=record.seed if record else None,
         spec=plain(record.spec) if record else None,
         runner=runner,
-        device_seconds=sum(view.work.by_device.values()),
+        device_seconds=float(np.nansum(columns.column("seconds"))),
     )
 
 
