@@ -40,6 +40,7 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
             typer.echo(f"look closer:   {program()} show {name} {result.best_trial.number}{place}")
             if result.has_weights(result.best_trial.number):
                 typer.echo(f"take it home:  {program()} export {name} --to model{place}")
+            typer.echo(f"in a browser:  {program()} dashboard{place}")
     finally:
         result.close()
     return 0

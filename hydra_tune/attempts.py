@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydra_tune.actions import STOPPED
 from hydra_tune.builds import Blueprint, Built, build_and_hold, build_for_device, build_here
 from hydra_tune.checkpoint import Checkpoints
 from hydra_tune.deadlines import Deadlines
@@ -161,7 +162,7 @@ class TrialRunner:
             self._check_metrics(built.blueprint)
             return await self._train(info, built.blueprint, Candidacy(where, built.parcel))
         except Pruned:
-            return Outcome(Status.PRUNED)
+            return Outcome(Status.PRUNED, error=STOPPED if info.number in self.study.study.stopped else "")
         except CandidateError as error:
             return Outcome(Status.FAILED, error=str(error))
         except UnitFailed as error:
@@ -304,6 +305,8 @@ class _Run(TrialRun):
         study.post(study.study.event, self.number, "checkpoint", reason)
 
     def stop_here(self) -> None:
+        if self.number in self.runner.study.study.stopped:
+            raise Pruned
         if self.runner.stopping():
             raise Interrupted
 

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import logging
 import re
 import time
@@ -15,6 +17,7 @@ from typing import Any
 
 import optuna
 
+from hydra_tune.actions import Obeying
 from hydra_tune.attempts import Ended, TrialRunner
 from hydra_tune.builds import write_source
 from hydra_tune.devices import Device, parse_devices
@@ -31,6 +34,7 @@ from hydra_tune.sampling import make_pruner, make_sampler, trial_limit
 from hydra_tune.settings import SearchSettings, make_settings
 from hydra_tune.source import Build, PickledSource, Source
 from hydra_tune.states import Outcome, Status
+from hydra_tune.storage.details import POOL
 from hydra_tune.strategies.registry import resolve
 from hydra_tune.study import Asked, OwnedStudy
 from hydra_tune.study_thread import StudyThread
@@ -131,6 +135,8 @@ class Search:
 
     async def run(self) -> None:
         self._stop = asyncio.Event()
+        self._more = asyncio.Event()
+        """Set when the study has got more trials than before."""
         self._announcements: set[asyncio.Task[None]] = set()
         self._broken: Exception | None = None
         self._deadline = None if self.settings.timeout is None else time.monotonic() + self.settings.timeout
@@ -184,19 +190,29 @@ class Search:
         self.display.search_started(owned.study_id, finished)
         if self.hint:
             self.display.show(self.hint)
-        limit = min(self.settings.trials, trial_limit(owned.sampler) or self.settings.trials)
-        if limit < self.settings.trials:
-            self.display.show(f"the grid has {limit} points: the search ends there")
+        self.study.post(owned.event, None, POOL, json.dumps({device.name: device.memory for device in self.devices}))
+        if self._limit < self.settings.trials:
+            self.display.show(f"the grid has {self._limit} points: the search ends there")
         running: set[asyncio.Task[None]] = set()
         stopping = asyncio.create_task(self._stop.wait())
+        more = asyncio.create_task(self._more.wait())
+        actions = Obeying(self, self.study)
+        obeying = asyncio.create_task(actions.until_cancelled(), name="actions")
         try:
             while not self._stop.is_set():
-                while len(running) < self._concurrency and (waiting or self._may_ask(finished + len(running), limit)):
+                while len(running) < self._concurrency and (waiting or self._may_ask(finished + len(running))):
                     asked = waiting.pop(0) if waiting else await self.study.call(owned.ask)
                     running.add(asyncio.create_task(self._run_trial(asked), name=f"trial {asked.number}"))
                 if not running:
-                    return
-                done, _ = await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                    # What was asked before the search began or at its last moment still counts.
+                    await actions.look()
+                    if not self._may_ask(finished):
+                        return
+                    continue
+                done, _ = await asyncio.wait({*running, stopping, more}, return_when=asyncio.FIRST_COMPLETED)
+                if more in done:
+                    self._more.clear()
+                    more = asyncio.create_task(self._more.wait())
                 for task in done & running:
                     task.result()
                     finished += 1
@@ -204,19 +220,43 @@ class Search:
             # Candidates checkpoint and stop by themselves after their slice; an objective cannot be asked to.
             await asyncio.wait([stopping, *running], timeout=STOP_SECONDS)
         finally:
-            stopping.cancel()
+            for waiter in (stopping, more, obeying):
+                waiter.cancel()
             for task in running:
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await asyncio.gather(*running, obeying, return_exceptions=True)
 
     @property
     def _concurrency(self) -> int:
         # One more than devices where trials move: while one is cut or saved in the builder, every device has another.
         return self.settings.concurrency or self._strategy.trials_at_once(len(self.devices))
 
-    def _may_ask(self, trials: int, limit: int) -> bool:
+    @property
+    def _limit(self) -> int:
+        return min(self.settings.trials, trial_limit(self.study.study.sampler) or self.settings.trials)
+
+    def _may_ask(self, trials: int) -> bool:
         in_time = self._deadline is None or time.monotonic() < self._deadline
-        return trials < limit and in_time and not self.gave_up
+        return trials < self._limit and in_time and not self.gave_up
+
+    # What actions may do
+
+    def stop_on_request(self) -> None:
+        self.interrupted = True
+        self._stop.set()
+        self.display.show("stopping on request: running trials are checkpointed first")
+
+    def total(self) -> int:
+        return self.settings.trials
+
+    def room_for(self, trials: int) -> str:
+        points = trial_limit(self.study.study.sampler)
+        return f"the grid has {points} points" if points is not None and trials > points else ""
+
+    def set_total(self, trials: int) -> None:
+        self.settings = dataclasses.replace(self.settings, trials=trials)
+        self.display.set_settings(self.settings)
+        self._more.set()
 
     async def _run_trial(self, asked: Asked) -> None:
         self.display.trial_started(asked.number)

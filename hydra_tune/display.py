@@ -97,6 +97,10 @@ class Display:
     def restore_terminal(self) -> None:
         """Leave the terminal as it was, at once: the process is about to end."""
 
+    def set_settings(self, settings: SearchSettings) -> None:
+        """The search goes on with other settings, such as more trials."""
+        self.settings = self.view.settings = settings
+
     def show(self, text: str) -> None:
         """A line from elsewhere: a worker's print, a traceback, a warning."""
 

@@ -66,6 +66,8 @@ class OwnedStudy:
         self.settings = settings
         self.space_change = ""
         """How the search space differs from that of earlier runs, once a trial has shown it."""
+        self.stopped: set[int] = set()
+        """Running trials that somebody asked to stop."""
         self._running: dict[int, _Running] = {}
         with ExitStack() as opened:
             self.storage = open_storage(settings.storage)
@@ -116,8 +118,8 @@ class OwnedStudy:
         self.records = StudyRecords(self.storage, self.study_id)
         self.ledger = Ledger(self.records)
         self.files = self._find_files()
-        stored = {**self.settings.stored(), **self.files.record(self.settings.storage)}
-        self.records.describe(self.seed, list(self.settings.metrics), stored, source.describe(), source.text())
+        self.stored = {**self.settings.stored(), **self.files.record(self.settings.storage)}
+        self.records.describe(self.seed, list(self.settings.metrics), self.stored, source.describe(), source.text())
 
     def _find_files(self) -> StudyFiles:
         """The study's files; where those of earlier runs are out of reach, that is said."""
@@ -214,6 +216,12 @@ class OwnedStudy:
     def end_attempt(self, attempt: str, outcome: Outcome) -> None:
         self.ledger.attempt_ended(attempt, outcome)
 
+    def stop_trial(self, number: int) -> bool:
+        """End a trial as if it were pruned, as soon as it asks; whether it runs at all."""
+        if number in self._running:
+            self.stopped.add(number)
+        return number in self._running
+
     def answer(self, number: int, attempt: str, name: str, args: tuple[Any, ...]) -> Any:
         """What user code in a worker asks its trial; only the present attempt's word counts."""
         running = self._running.get(number)
@@ -229,7 +237,7 @@ class OwnedStudy:
             case "report":
                 self._report(trial, *args)
             case "should_prune":
-                return trial.should_prune()
+                return number in self.stopped or trial.should_prune()
             case "set_user_attr":
                 trial.set_user_attr(*args)
             case "set_constraint":

@@ -77,12 +77,12 @@ def load_trials(connection: Connection, study_id: int, after: int, also: Iterabl
     # finished has all its rows committed.
     wanted = TRIALS.c.trial_id > after
     trials: dict[int, Row[Any]] = {}
-    for ids in _chunks(sorted(also)) or [[]]:
+    for ids in chunks(sorted(also)) or [[]]:
         condition = or_(wanted, TRIALS.c.trial_id.in_(ids)) if ids else wanted
         query = select(TRIALS).where(TRIALS.c.study_id == study_id, condition).order_by(TRIALS.c.trial_id)
         trials.update({row.trial_id: row for row in connection.execute(query)})
     parts: dict[int, _Parts] = {trial_id: _Parts() for trial_id in sorted(trials)}
-    for ids in _chunks(list(parts)):
+    for ids in chunks(list(parts)):
         _load_parts(connection, ids, parts)
     return [_frozen(trials[trial_id], part) for trial_id, part in parts.items()]
 
@@ -207,7 +207,8 @@ def _load_study_attrs(connection: Connection, table: Table, study_id: int) -> di
     return {key: json.loads(text) for key, text in rows}
 
 
-def _chunks(ids: Sequence[int]) -> list[Sequence[int]]:
+def chunks(ids: Sequence[int]) -> list[Sequence[int]]:
+    """The ids in portions that fit one statement."""
     return [ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE)]
 
 

@@ -152,6 +152,8 @@ HYDRA_UNITS = Table(
     Column("written_bytes", BigInteger),
     Column("steps", Integer),
     Index("ix_hydra_units_trial", "study_id", "number"),
+    # The dashboard asks for a stretch of time.
+    Index("ix_hydra_units_time", "study_id", "started"),
 )
 
 HYDRA_LEASES = Table(
@@ -188,6 +190,31 @@ HYDRA_CHECKPOINTS = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("seconds", Float(53), nullable=False),
     Column("made", DateTime, nullable=False),
+)
+
+HYDRA_ACTIONS = Table(
+    "hydra_actions",
+    METADATA,
+    Column("action_id", Integer, primary_key=True),
+    _study_column(),
+    # The trial that is meant; NULL for the study.
+    Column("number", Integer),
+    Column("kind", String(32), nullable=False),
+    Column("count", Integer),
+    Column("asked", DateTime, nullable=False),
+    # When the coordinator obeyed or refused, and what it said.
+    Column("answered", DateTime),
+    Column("answer", Text),
+    Index("ix_hydra_actions_study", "study_id", "answered"),
+)
+
+HYDRA_NOTES = Table(
+    "hydra_notes",
+    METADATA,
+    _study_column(primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("text", Text, nullable=False),
+    Column("changed", DateTime, nullable=False),
 )
 
 

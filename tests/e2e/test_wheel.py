@@ -21,8 +21,8 @@ def test_the_wheel_installs_and_runs_from_another_folder(tmp_path: Path) -> None
     subprocess.run([*pip, "wheel", *quiet, "-w", str(tmp_path), str(source)], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("hydra_tune-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    for inside in ("hydra_tune/py.typed", "hydra_tune/storage/migrations/env.py", "hydra_tune/cli/app.py"):
-        assert inside in names
+    for inside in ("py.typed", "storage/migrations/env.py", "cli/app.py", "dashboard/static/pages/study.js"):
+        assert f"hydra_tune/{inside}" in names
     assert not [name for name in names if name.startswith(("storage/", "cli/", "search_spaces/", "tests/"))]
 
     place = tmp_path / "site"

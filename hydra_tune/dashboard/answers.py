@@ -1,0 +1,309 @@
+"""The shapes of the JSON API's answers: what the OpenAPI page documents."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+Number = float | Literal["nan", "inf", "-inf"] | None
+"""JSON has no infinity: such numbers come as words; null is a number that is not there."""
+
+
+class Best(BaseModel):
+    """The best trial so far."""
+
+    number: int
+    value: Number
+    params: dict[str, Any]
+
+
+class Parameter(BaseModel):
+    """A parameter of the search space, as trials have shown it."""
+
+    name: str
+    kind: Literal["float", "int", "categorical"]
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    choices: list[Any] | None = None
+
+
+class Runner(BaseModel):
+    """The process that runs a study."""
+
+    host: str
+    pid: int
+    since: datetime
+
+
+class Study(BaseModel):
+    """A study at a glance."""
+
+    id: int
+    name: str
+    state: Literal["running", "finished", "stopped", "open"] = Field(
+        description="running: a process holds it; finished: all its trials have ended; stopped: they have not, and "
+        "nobody runs it; open: made by plain Optuna, which does not say."
+    )
+    metrics: list[str]
+    directions: list[Literal["minimize", "maximize"]]
+    counts: dict[str, int] = Field(description="Trials by state.")
+    trials: int
+    finished: int
+    planned: int | None = Field(description="The study's total of trials, where it is known.")
+    eta_seconds: float | None = Field(description="Until all planned trials have ended, at the pace of this run.")
+    best: Best | None = Field(description="None with several objectives; see the Pareto front.")
+    started: float | None = Field(description="Seconds since 1970.")
+    ended: float | None
+    version: int = Field(description="Grows whenever a trial changes.")
+
+
+class StudyDetail(Study):
+    """A study with what it was asked to do."""
+
+    parameters: list[Parameter]
+    strategies: dict[str, int] = Field(description="Trials by strategy.")
+    settings: dict[str, Any]
+    seed: int | None
+    spec: dict[str, Any] | None
+    runner: Runner | None
+    device_seconds: float
+
+
+class TrialRow(BaseModel):
+    """A trial in a list."""
+
+    number: int
+    state: str
+    values: list[Number]
+    params: dict[str, Any]
+    strategy: str
+    shards: int | None
+    seconds: Number
+    peak_device_bytes: int | None
+    device: str
+    started: float | None
+    ended: float | None
+    error: str
+
+
+class TrialPage(BaseModel):
+    """Some trials of a study."""
+
+    total: int
+    matching: int
+    offset: int
+    rows: list[TrialRow]
+    version: int
+
+
+class Attempt(BaseModel):
+    """One try at a trial."""
+
+    attempt: int
+    state: str
+    started: datetime
+    ended: datetime | None
+    error: str
+    traceback: str
+
+
+class Checkpoint(BaseModel):
+    """A state from which a trial could go on."""
+
+    step: int
+    bytes: int
+    seconds: float
+    made: datetime
+
+
+class EventRow(BaseModel):
+    """Something that happened."""
+
+    number: int | None
+    happened: datetime
+    kind: str
+    message: str
+
+
+class WorkRow(BaseModel):
+    """What a trial's units of one kind came to on one device."""
+
+    kind: str
+    device: str
+    shard: int | None
+    units: int
+    seconds: float
+    peak_bytes: int | None
+    read_bytes: int
+    written_bytes: int
+
+
+class Curve(BaseModel):
+    """A line of a chart."""
+
+    name: str
+    x: list[int]
+    y: list[Number]
+
+
+class TrialDetail(TrialRow):
+    """Everything about one trial."""
+
+    seed: int | None
+    communicated_bytes: int | None
+    spill_read_bytes: int | None
+    spill_written_bytes: int | None
+    budget_bytes: int | None = Field(description="Memory of a device, where it was recorded.")
+    plan: Any = Field(description="What the strategy has planned and why, as it recorded it.")
+    curves: list[Curve]
+    reports: Curve
+    work: list[WorkRow]
+    attempts: list[Attempt]
+    checkpoints: list[Checkpoint]
+    events: list[EventRow]
+    user_attrs: dict[str, Any]
+    note: str
+
+
+class History(BaseModel):
+    """Values of completed trials in the order of their numbers, thinned out; and those that beat all before."""
+
+    numbers: list[int]
+    values: list[Number]
+    best_numbers: list[int]
+    best_values: list[Number]
+    complete: int
+
+
+class ReportCurve(Curve):
+    """The intermediate values of one trial."""
+
+    number: int
+    state: str
+
+
+class Axis(BaseModel):
+    """One parameter of the sampled trials."""
+
+    name: str
+    kind: Literal["float", "int", "categorical"]
+    log: bool
+    choices: list[Any] | None
+    values: list[float | None]
+
+
+class Sample(BaseModel):
+    """Completed trials for parallel coordinates and slices: all of them, or the best and an even selection."""
+
+    numbers: list[int]
+    values: list[list[Number]]
+    axes: list[Axis]
+    complete: int
+
+
+class Importance(BaseModel):
+    """A parameter's share in being among the best trials."""
+
+    name: str
+    share: float
+
+
+class Pareto(BaseModel):
+    """The Pareto front of a study with several objectives, and other completed trials."""
+
+    numbers: list[int]
+    values: list[list[Number]]
+    front: list[int]
+
+
+class FailureReason(BaseModel):
+    """Trials that ended for one reason."""
+
+    state: str
+    reason: str
+    count: int
+    numbers: list[int] = Field(description="Some of them.")
+
+
+class DeviceRow(BaseModel):
+    """What a device has done."""
+
+    name: str
+    seconds: float
+    utilisation: float
+    budget_bytes: int | None
+
+
+class Devices(BaseModel):
+    """The pool and how busy it was."""
+
+    devices: list[DeviceRow]
+    start: float | None
+    end: float | None
+    units: int
+    last_unit: int
+    makespan: float
+    bound: float
+    bound_reason: str
+    utilisation: float
+
+
+class UnitRow(BaseModel):
+    """A unit on the time axis; a bin of many units of one trial has no kind."""
+
+    device: str
+    number: int
+    kind: str
+    started: float
+    seconds: float
+    shard: int | None = None
+    steps: int | None = None
+    peak_bytes: int | None = None
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+
+
+class DeviceSeries(BaseModel):
+    """A device over time, in bins."""
+
+    device: str
+    busy: list[float]
+    resident_bytes: list[int | None]
+    read_bytes: list[int]
+    written_bytes: list[int]
+
+
+class Timeline(BaseModel):
+    """A stretch of time on all devices."""
+
+    start: float
+    end: float
+    bins: int
+    exact: bool = Field(description="Whether `units` are the units themselves, not the busiest trial of each bin.")
+    last_unit: int
+    units: list[UnitRow]
+    series: list[DeviceSeries]
+
+
+class ActionRow(BaseModel):
+    """What was asked of whoever runs the study."""
+
+    action_id: int
+    number: int | None
+    kind: str
+    count: int | None
+    asked: datetime
+    answered: datetime | None
+    answer: str | None
+
+
+class Server(BaseModel):
+    """What this dashboard is."""
+
+    version: str
+    storage: str = Field(description="The database, without its password.")
+    actions: bool
+    token: bool

@@ -1,0 +1,76 @@
+"""The application: routes put together behind the guard, and errors as one line of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp
+
+from hydra_tune import __version__
+from hydra_tune.dashboard import answers, doing, downloads, live, pages, routes
+from hydra_tune.dashboard.filters import BadFilter
+from hydra_tune.dashboard.live import Closing
+from hydra_tune.dashboard.reader import NoSuchStudy, NoSuchTrial, Reader
+from hydra_tune.dashboard.security import Guard, Policy
+from hydra_tune.errors import StorageError
+from hydra_tune.storage import open_storage
+from hydra_tune.storage.database import masked
+
+DESCRIPTION = """What the dashboard's pages show, for scripts. Numbers that JSON cannot hold come as the words `nan`,
+`inf` and `-inf`. Where the dashboard was started with a token, send it as `Authorization: Bearer TOKEN`."""
+
+
+def make_app(url: str, policy: Policy) -> FastAPI:
+    """The routes, without the guard around them."""
+    reader = Reader(url)
+    closing = Closing()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        closing.attach()
+        reader.read_ahead()
+        yield
+        reader.close()
+        if app.state.writable is not None:
+            app.state.writable.close()
+
+    app = FastAPI(
+        title="Hydra Tune", version=__version__, description=DESCRIPTION, lifespan=lifespan,
+        # The pages that come with FastAPI load scripts from elsewhere; /api is our own.
+        docs_url=None, redoc_url=None, openapi_url="/api/openapi.json",
+    )  # fmt: skip
+    app.state.reader, app.state.policy, app.state.closing = reader, policy, closing
+    app.state.writable = open_storage(url) if policy.actions else None
+    app.state.server = answers.Server(
+        version=__version__, storage=masked(url), actions=policy.actions, token=policy.token is not None
+    )
+    for part in (pages, live, downloads, routes, *([doing] if policy.actions else [])):
+        app.include_router(part.router)
+    _explain_errors(app)
+    return app
+
+
+def guarded(app: FastAPI) -> ASGIApp:
+    """The application as it is served."""
+    return Guard(app, app.state.policy)
+
+
+def _explain_errors(app: FastAPI) -> None:
+    @app.exception_handler(NoSuchStudy)
+    async def no_study(_: Request, error: NoSuchStudy) -> JSONResponse:
+        return JSONResponse({"detail": f"there is no study {error.args[0]}"}, 404)
+
+    @app.exception_handler(NoSuchTrial)
+    async def no_trial(_: Request, error: NoSuchTrial) -> JSONResponse:
+        return JSONResponse({"detail": f"the study has no trial {error.args[0]}"}, 404)
+
+    @app.exception_handler(BadFilter)
+    async def bad_filter(_: Request, error: BadFilter) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, 422)
+
+    @app.exception_handler(StorageError)
+    async def no_database(_: Request, error: StorageError) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, 503)

@@ -1,0 +1,108 @@
+"""What the charts of a study show, as the API tells it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection
+
+from hydra_tune.dashboard import answers, charts
+from hydra_tune.dashboard.charts import plain
+from hydra_tune.dashboard.reader import Reader, StudyView
+from hydra_tune.dashboard.study_answers import parameter
+from hydra_tune.storage import details
+
+POINTS = 2_000
+
+
+def history(view: StudyView, objective: int = 0, points: int = POINTS) -> answers.History:
+    """The values of completed trials by number, and the best so far."""
+    columns = view.columns
+    records = charts.records(columns, objective)
+    rows = charts.sample(columns, points, keep=records)
+    values = columns.values[:, objective]
+    return answers.History(
+        numbers=rows.tolist(),
+        values=_numbers(values[rows]),
+        best_numbers=records.tolist(),
+        best_values=_numbers(values[records]),
+        complete=int(np.count_nonzero(columns.complete)),
+    )
+
+
+def report_curves(connection: Connection, view: StudyView, limit: int) -> list[answers.ReportCurve]:
+    """The intermediate values of the trials worth seeing: those that run, the best ones, and the last that ended."""
+    columns = view.columns
+    if not columns.size:
+        return []
+    running = np.flatnonzero(columns.in_states(["RUNNING"]))
+    rows = np.flatnonzero(columns.complete)
+    order = np.argsort(columns.values[rows, 0], kind="stable")
+    best = rows[order[::-1] if columns.maximize[0] else order]
+    latest = np.arange(columns.size)[::-1]
+    wanted = dict.fromkeys([*running.tolist(), *best[: limit // 2].tolist(), *latest[:limit].tolist()])
+    chosen = list(wanted)[:limit]
+    found = details.reports(connection, [int(columns.ids[number]) for number in chosen])
+    curves = []
+    for number in sorted(chosen):
+        points = found.get(int(columns.ids[number]), [])
+        if points:
+            x, y = [x for x, _ in points], [plain(y) for _, y in points]
+            state = columns.word("state", number)
+            curves.append(answers.ReportCurve(name=f"trial {number}", number=number, state=state, x=x, y=y))
+    return curves
+
+
+def sample(view: StudyView, limit: int) -> answers.Sample:
+    """Completed trials with all their parameters."""
+    columns = view.columns
+    rows = charts.sample(columns, limit, keep=charts.records(columns))
+    axes = []
+    for name in columns.param_names:
+        known = parameter(name, columns.distributions[name])
+        values = [None if math.isnan(value) else float(value) for value in columns.param(name)[rows]]
+        if any(value is not None for value in values):
+            axes.append(answers.Axis(name=name, kind=known.kind, log=known.log, choices=known.choices, values=values))
+    return answers.Sample(
+        numbers=rows.tolist(),
+        values=[_numbers(row) for row in columns.values[rows]],
+        axes=axes,
+        complete=int(np.count_nonzero(columns.complete)),
+    )
+
+
+def pareto(view: StudyView, limit: int = POINTS) -> answers.Pareto:
+    """The Pareto front among other completed trials."""
+    columns = view.columns
+    front = charts.pareto_front(columns)
+    rows = charts.sample(columns, limit, keep=front)
+    return answers.Pareto(
+        numbers=rows.tolist(), values=[_numbers(row) for row in columns.values[rows]], front=front.tolist()
+    )
+
+
+def failures(view: StudyView) -> list[answers.FailureReason]:
+    """Why trials ended without a value."""
+    return [answers.FailureReason(**vars(failure)) for failure in charts.failures(view.columns)]
+
+
+def importances(reader: Reader, study_id: int) -> list[answers.Importance]:
+    """The parameters that matter, the most important first."""
+    with reader.study(study_id) as view:
+        # Not anew for each trial of a running search: after a twentieth more they may have changed.
+        complete = int(np.count_nonzero(view.columns.complete))
+        step = int(math.log(complete, 1.05)) if complete > 20 else complete
+        found: dict[str, float] | None = view.known("importances", step)
+        trials = charts.importance_trials(view.columns) if found is None else []
+        maximize = view.columns.maximize
+    if found is None:
+        found = charts.importances(trials, maximize)
+        with reader.study(study_id) as view:
+            view.keep("importances", step, found)
+    return [answers.Importance(name=name, share=share) for name, share in found.items()]
+
+
+def _numbers(values: NDArray[np.float64]) -> list[answers.Number]:
+    return [plain(value) for value in values]

@@ -1,0 +1,181 @@
+"""What the charts of a study show: pure functions from columns of trials to few enough points to draw."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import optuna
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution
+from optuna.study import StudyDirection
+
+from hydra_tune.storage.columns import StudyColumns
+
+MOST_IMPORTANCE_TRIALS = 500
+LEAST_IMPORTANCE_TRIALS = 4
+Rows = NDArray[np.intp]
+
+
+def best_trial(columns: StudyColumns) -> int | None:
+    """The best completed trial; None where there is none, or where several objectives leave it open."""
+    if len(columns.maximize) != 1:
+        return None
+    rows = np.flatnonzero(columns.complete)
+    if not len(rows):
+        return None
+    values = columns.values[rows, 0]
+    return int(rows[np.argmax(values) if columns.maximize[0] else np.argmin(values)])
+
+
+def records(columns: StudyColumns, objective: int = 0) -> Rows:
+    """The completed trials that were better than all before them."""
+    rows = np.flatnonzero(columns.complete)
+    if not len(rows):
+        return rows
+    values = columns.values[rows, objective]
+    values = values if columns.maximize[objective] else -values
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(values)[:-1]])
+    return np.asarray(rows[values > before])
+
+
+def sample(columns: StudyColumns, limit: int, *, keep: Iterable[int] = ()) -> Rows:
+    """At most about `limit` completed trials: the best tenth of the limit, and the others evenly by number."""
+    rows = np.flatnonzero(columns.complete)
+    if len(rows) <= limit:
+        return rows
+    order = np.argsort(columns.values[rows, 0], kind="stable")
+    best = rows[order[::-1] if columns.maximize[0] else order][: limit // 10]
+    even = rows[np.linspace(0, len(rows) - 1, limit - len(best)).astype(int)]
+    return np.unique(np.concatenate([best, even, np.fromiter(keep, dtype=np.intp)]))
+
+
+def pareto_front(columns: StudyColumns) -> Rows:
+    """The completed trials that no other is better than in one objective without being worse in another."""
+    rows = np.flatnonzero(columns.complete)
+    losses = columns.values[rows] * np.where(columns.maximize, -1.0, 1.0)
+    order = np.lexsort(losses.T[::-1])
+    front: list[int] = []
+    kept = np.empty((0, losses.shape[1]))
+    for index in order:
+        # Sorted by the first objective, nothing that comes later can dominate what is here.
+        point = losses[index]
+        dominated = (kept <= point).all(axis=1) & (kept < point).any(axis=1)
+        if not dominated.any():
+            front.append(int(rows[index]))
+            kept = np.vstack([kept, point])
+    return np.array(sorted(front), dtype=np.intp)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Trials that ended for one and the same reason."""
+
+    state: str
+    reason: str
+    numbers: list[int]
+    count: int
+
+
+def failures(columns: StudyColumns, examples: int = 20) -> list[Failure]:
+    """Why trials ended without a value, the most frequent reason first; numbers in a reason make no difference."""
+    alike: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for number, error in columns.errors.items():
+        alike[columns.word("state", number), re.sub(r"\d+(\.\d+)?", "#", error)].append(number)
+    found = [
+        Failure(state, columns.errors[min(numbers)], sorted(numbers)[:examples], len(numbers))
+        for (state, _), numbers in alike.items()
+    ]
+    return sorted(found, key=lambda failure: (-failure.count, failure.reason))
+
+
+def importance_trials(columns: StudyColumns) -> list[optuna.trial.FrozenTrial]:
+    """The trials from which importances are computed: of a large study a sample stands for all."""
+    rows = np.flatnonzero(columns.complete)
+    finite = rows[np.isfinite(columns.values[rows]).all(axis=1)]
+    if len(finite) < LEAST_IMPORTANCE_TRIALS:
+        return []
+    some = finite[np.unique(np.linspace(0, len(finite) - 1, MOST_IMPORTANCE_TRIALS).astype(int))]
+    with _quiet_optuna():
+        return [_frozen(columns, int(number)) for number in some]
+
+
+def importances(trials: list[optuna.trial.FrozenTrial], maximize: list[bool]) -> dict[str, float]:
+    """How much each parameter matters for being among the best tenth (PED-ANOVA), as shares of their sum.
+
+    Takes up to a second, so nobody's lock should be held meanwhile.
+    """
+    if not trials:
+        return {}
+    directions = [StudyDirection.MAXIMIZE if most else StudyDirection.MINIMIZE for most in maximize]
+    with _quiet_optuna():
+        study = optuna.create_study(directions=directions)
+        study.add_trials(trials)
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        target = None
+        if len(maximize) == 1:
+            sign = -1.0 if maximize[0] else 1.0
+            target = lambda trial: sign * trial.value  # noqa: E731
+        found = evaluator.evaluate(study, target=target)
+    total = sum(found.values())
+    return {name: value / total for name, value in found.items()} if total > 0 else {}
+
+
+def _frozen(columns: StudyColumns, number: int) -> optuna.trial.FrozenTrial:
+    params = columns.params(number)
+    distributions: dict[str, BaseDistribution] = {name: columns.distributions[name] for name in params}
+    values = [float(value) for value in columns.values[number]]
+    return optuna.trial.create_trial(params=params, distributions=distributions, values=values)
+
+
+@contextmanager
+def _quiet_optuna() -> Iterator[None]:
+    """The study in memory is none of the user's: nothing is said of it."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def busy_shares(spans: Iterable[tuple[float, float]], start: float, end: float, bins: int) -> list[float]:
+    """The share of each bin of time that is covered by the spans (start, seconds), which do not overlap much."""
+    width = (end - start) / bins
+    busy = np.zeros(bins)
+    for began, seconds in spans:
+        first, last = max(began, start), min(began + seconds, end)
+        if last <= first:
+            continue
+        i, j = int((first - start) / width), min(int((last - start) / width), bins - 1)
+        if i >= j:
+            busy[min(i, bins - 1)] += last - first
+            continue
+        busy[i] += start + (i + 1) * width - first
+        busy[i + 1 : j] += width
+        busy[j] += last - (start + j * width)
+    return [float(share) for share in np.minimum(busy / width, 1.0)]
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: numbers that are not finite become words."""
+    if isinstance(value, float | np.floating):
+        number = float(value)
+        return number if np.isfinite(number) else "nan" if np.isnan(number) else "inf" if number > 0 else "-inf"
+    if isinstance(value, np.integer):
+        return int(value)
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return str(value)

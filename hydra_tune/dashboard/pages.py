@@ -1,0 +1,138 @@
+"""Pages and their files. Every page is the same few lines of HTML; `static/app.js` draws what the address names."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Annotated
+
+from fastapi import APIRouter, HTTPException, Request
+from fastapi.responses import HTMLResponse, Response
+from pydantic import BaseModel, Field
+
+from hydra_tune.dashboard.routes import StudyId, TrialNumber
+from hydra_tune.dashboard.security import Policy
+from hydra_tune.errors import InputError
+
+router = APIRouter(include_in_schema=False)
+
+TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
+PLOTLY = "plotly.min.js"
+
+
+@dataclass(frozen=True)
+class Asset:
+    """A file that pages load."""
+
+    body: bytes
+    media_type: str
+    tag: str
+
+
+@cache
+def assets() -> dict[str, Asset]:
+    """All that may be loaded, by the rest of its path: nothing else is ever looked for on the disk."""
+    found = {name: _asset(file, name) for name, file in _static_files(files("hydra_tune.dashboard") / "static", "")}
+    found[PLOTLY] = _asset(plotly_script(), PLOTLY)
+    return found
+
+
+def plotly_script() -> Traversable:
+    """The script that comes with the plotly package."""
+    try:
+        script = files("plotly") / "package_data" / PLOTLY
+    except ModuleNotFoundError as error:
+        raise InputError("the dashboard needs plotly", "pip install 'hydra-tune[dashboard]'") from error
+    return script
+
+
+def shell() -> str:
+    """The HTML of every page."""
+    return (files("hydra_tune.dashboard") / "static" / "index.html").read_text(encoding="utf-8")
+
+
+def _static_files(folder: Traversable, prefix: str) -> list[tuple[str, Traversable]]:
+    found: list[tuple[str, Traversable]] = []
+    for entry in folder.iterdir():
+        name = f"{prefix}{entry.name}"
+        if entry.is_dir():
+            found += _static_files(entry, f"{name}/")
+        elif name.rpartition(".")[2] in TYPES:
+            found.append((name, entry))
+    return found
+
+
+def _asset(file: Traversable, name: str) -> Asset:
+    body = file.read_bytes()
+    return Asset(body, TYPES[name.rpartition(".")[2]], f'"{hashlib.sha256(body).hexdigest()[:20]}"')
+
+
+@router.api_route("/static/{name:path}", methods=["GET", "HEAD"])
+def static(name: str, request: Request) -> Response:
+    """A file that pages load. Browsers ask again each time, and are told when it is the same."""
+    asset = assets().get(name)
+    if asset is None:
+        raise HTTPException(404, "there is no such file")
+    headers = {"etag": asset.tag, "cache-control": "no-cache"}
+    if request.headers.get("if-none-match") == asset.tag:
+        return Response(status_code=304, headers=headers)
+    return Response(asset.body, media_type=asset.media_type, headers=headers)
+
+
+def _page() -> HTMLResponse:
+    return HTMLResponse(shell(), headers={"cache-control": "no-cache"})
+
+
+@router.api_route("/", methods=["GET", "HEAD"])
+def studies_page() -> HTMLResponse:
+    return _page()
+
+
+@router.get("/login")
+def login_page() -> HTMLResponse:
+    return _page()
+
+
+@router.get("/api")
+def api_page() -> HTMLResponse:
+    return _page()
+
+
+@router.get("/studies/{study_id}")
+def study_page(study_id: StudyId) -> HTMLResponse:
+    return _page()
+
+
+@router.get("/studies/{study_id}/devices")
+def devices_page(study_id: StudyId) -> HTMLResponse:
+    return _page()
+
+
+@router.get("/studies/{study_id}/compare")
+def compare_page(study_id: StudyId) -> HTMLResponse:
+    return _page()
+
+
+@router.get("/studies/{study_id}/trials/{number}")
+def trial_page(study_id: StudyId, number: TrialNumber) -> HTMLResponse:
+    return _page()
+
+
+class Login(BaseModel):
+    """The token, once; from then on the browser has a cookie."""
+
+    token: Annotated[str, Field(max_length=1_000)]
+
+
+@router.post("/api/login", status_code=204)
+def login(given: Login, request: Request) -> Response:
+    policy: Policy = request.app.state.policy
+    if not policy.knows(given.token):
+        raise HTTPException(403, "this is not the token")
+    answer = Response(status_code=204)
+    secure = request.url.scheme == "https"
+    answer.set_cookie(policy.cookie, policy.cookie_value, httponly=True, samesite="strict", secure=secure, path="/")
+    return answer

@@ -1,0 +1,170 @@
+"""What can be asked of the dashboard: the GET routes of its JSON API. Each reads, and none changes anything."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+
+from hydra_tune.dashboard import answers, chart_answers, device_answers, study_answers, trial_answers
+from hydra_tune.dashboard.reader import Reader
+from hydra_tune.storage import details
+
+router = APIRouter(prefix="/api", tags=["studies"])
+
+LARGEST = 2**31 - 1
+"""Ids are 32-bit integers in PostgreSQL."""
+MOMENT = 1e11
+StudyId = Annotated[int, Path(ge=1, le=LARGEST, description="The study's id, from the list of studies.")]
+TrialNumber = Annotated[int, Path(ge=0, le=LARGEST)]
+Moment = Annotated[float | None, Query(ge=0, le=MOMENT, allow_inf_nan=False, description="Seconds since 1970.")]
+
+
+def reader_of(request: Request) -> Reader:
+    """The application's reader."""
+    reader: Reader = request.app.state.reader
+    return reader
+
+
+Read = Annotated[Reader, Depends(reader_of)]
+
+
+@router.get("/server", tags=["server"])
+def server(request: Request) -> answers.Server:
+    """What this dashboard is and shows."""
+    found: answers.Server = request.app.state.server
+    return found
+
+
+@router.get("/studies")
+def studies(reader: Read) -> list[answers.Study]:
+    """All studies, the newest first."""
+    found = []
+    for study_id in reversed(reader.study_ids()):
+        with reader.study(study_id) as view:
+            found.append(study_answers.study(view))
+    return found
+
+
+@router.get("/studies/{study_id}")
+def study(study_id: StudyId, reader: Read) -> answers.StudyDetail:
+    """A study with its parameters and settings."""
+    with reader.study(study_id) as view:
+        return study_answers.study_detail(view)
+
+
+@router.get("/studies/{study_id}/trials")
+def trials(
+    study_id: StudyId,
+    reader: Read,
+    offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 50,
+    sort: Annotated[
+        str | None, Query(max_length=600, description="A parameter, a metric, number, state, seconds, memory, …")
+    ] = None,
+    descending: bool | None = None,
+    filter: Annotated[
+        str, Query(max_length=1_000, description="Such as `state:failed`, `lr<0.01`, `activation=relu`, or words.")
+    ] = "",
+) -> answers.TrialPage:
+    """A page of trials, filtered and sorted; by default the best first."""
+    with reader.study(study_id) as view:
+        return trial_answers.trial_page(view, offset=offset, limit=limit, sort=sort, down=descending, text=filter)
+
+
+@router.get("/studies/{study_id}/trials/{number}")
+def trial(study_id: StudyId, number: TrialNumber, reader: Read) -> answers.TrialDetail:
+    """Everything about one trial."""
+    with reader.study(study_id) as view, reader.connection() as connection:
+        view.check_trial(number)
+        return trial_answers.trial_detail(connection, view, number, reader.storage.has_hydra_tables)
+
+
+@router.get("/studies/{study_id}/history", tags=["charts"])
+def history(
+    study_id: StudyId, reader: Read, objective: Annotated[int, Query(ge=0, le=99)] = 0
+) -> answers.History:  # fmt: skip
+    """Values by trial, and the best so far."""
+    with reader.study(study_id) as view:
+        chosen = min(objective, len(view.columns.maximize) - 1)
+        return view.kept(("history", chosen), lambda: chart_answers.history(view, chosen))
+
+
+@router.get("/studies/{study_id}/reports", tags=["charts"])
+def reports(
+    study_id: StudyId, reader: Read, limit: Annotated[int, Query(ge=1, le=200)] = 40
+) -> list[answers.ReportCurve]:
+    """Intermediate values of the running, the best and the latest trials."""
+    with reader.study(study_id) as view, reader.connection() as connection:
+        return chart_answers.report_curves(connection, view, limit)
+
+
+@router.get("/studies/{study_id}/sample", tags=["charts"])
+def sample(study_id: StudyId, reader: Read, limit: Annotated[int, Query(ge=10, le=5_000)] = 800) -> answers.Sample:
+    """Completed trials with their parameters, for parallel coordinates and slices."""
+    with reader.study(study_id) as view:
+        return view.kept(("sample", limit), lambda: chart_answers.sample(view, limit))
+
+
+@router.get("/studies/{study_id}/importances", tags=["charts"])
+def importances(study_id: StudyId, reader: Read) -> list[answers.Importance]:
+    """How much each parameter matters for being among the best tenth (PED-ANOVA)."""
+    return chart_answers.importances(reader, study_id)
+
+
+@router.get("/studies/{study_id}/pareto", tags=["charts"])
+def pareto(study_id: StudyId, reader: Read) -> answers.Pareto:
+    """The Pareto front of a study with several objectives."""
+    with reader.study(study_id) as view:
+        return view.kept("pareto", lambda: chart_answers.pareto(view))
+
+
+@router.get("/studies/{study_id}/failures", tags=["charts"])
+def failures(study_id: StudyId, reader: Read) -> list[answers.FailureReason]:
+    """Why trials ended without a value."""
+    with reader.study(study_id) as view:
+        return view.kept("failures", lambda: chart_answers.failures(view))
+
+
+@router.get("/studies/{study_id}/devices", tags=["devices"])
+def devices(study_id: StudyId, reader: Read) -> answers.Devices:
+    """The pool, its utilisation, and the makespan against its lower bound."""
+    with reader.study_and_work(study_id) as (view, _):
+        return view.kept("devices", lambda: device_answers.devices(view), version=view.work.last_unit)
+
+
+@router.get("/studies/{study_id}/timeline", tags=["devices"])
+def timeline(
+    study_id: StudyId,
+    reader: Read,
+    start: Moment = None,
+    end: Moment = None,
+    bins: Annotated[int, Query(ge=1, le=2_000)] = 300,
+) -> answers.Timeline:
+    """What ran where in a stretch of time: units, or bins where there are too many; and each device over time."""
+    with reader.study_and_work(study_id) as (view, connection):
+        compute = partial(device_answers.timeline, connection, view, start, end, bins)
+        if start is not None or end is not None:
+            return compute()
+        return view.kept(("timeline", bins), compute, version=view.work.last_unit)
+
+
+@router.get("/studies/{study_id}/units", tags=["devices"])
+def units(
+    study_id: StudyId, reader: Read, after: Annotated[int, Query(ge=0, le=LARGEST)]
+) -> list[answers.UnitRow] | None:
+    """Units newer than unit `after`, for a timeline that goes on; null where they are too many."""
+    with reader.study_and_work(study_id) as (view, connection):
+        return device_answers.new_units(connection, view, after) if view.work.units else []
+
+
+@router.get("/studies/{study_id}/events")
+def events(
+    study_id: StudyId, reader: Read, limit: Annotated[int, Query(ge=1, le=1_000)] = 100
+) -> list[answers.EventRow]:
+    """What happened in the study, newest first."""
+    with reader.study(study_id), reader.connection() as connection:
+        if not reader.storage.has_hydra_tables:
+            return []
+        return [trial_answers.event_row(event) for event in details.events(connection, study_id, None, limit)]

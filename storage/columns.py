@@ -1,0 +1,287 @@
+"""The trials of a study as columns of numbers, for whoever looks at all of them at once.
+
+A dashboard sorts, filters and plots fifty thousand trials many times a minute. Finished trials never change, so each is
+read once and kept as a row in a few arrays; a refresh reads the new and the unfinished ones only. Reports are not kept
+here: there are a hundred times as many, and nobody looks at all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution, CategoricalDistribution, json_to_distribution
+from optuna.storages._rdb import models
+from optuna.study import StudyDirection
+from sqlalchemy import ColumnElement, Connection, Select, String, Table, cast, select
+
+from hydra_tune.storage.rows import IDS_AT_ONCE, chunks, load_study
+from hydra_tune.storage.tables import HYDRA_TRIALS, TRIAL_PARAMS, TRIAL_VALUES, TRIALS
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+FACTS = ("seconds", "peak_device_bytes", "shards", "communicated_bytes", "spill_read_bytes", "spill_written_bytes")
+"""Columns of numbers that our own records have of a trial; NaN stands for what was not recorded."""
+UNFINISHED = frozenset({"RUNNING", "WAITING"})
+_FIRST_ROWS = 256
+_EPOCH = datetime(1970, 1, 1)
+_to_value = models.TrialValueModel.stored_repr_to_value
+
+
+@dataclass
+class _Text:
+    """A column of words: few different ones, so each row has the number of its word."""
+
+    words: list[str]
+    codes: dict[str, int]
+
+    @classmethod
+    def empty(cls) -> _Text:
+        return cls([""], {"": 0})
+
+    def code(self, word: str | None) -> int:
+        found = self.codes.get(word or "")
+        if found is None:
+            assert word is not None
+            found = self.codes[word] = len(self.words)
+            self.words.append(word)
+        return found
+
+
+class StudyColumns:
+    """One study: row i of every column is its trial number i (Optuna numbers them without gaps)."""
+
+    def __init__(self, connection: Connection, study_id: int, has_hydra_tables: bool) -> None:
+        """A KeyError where there is no such study."""
+        study = load_study(connection, study_id)
+        self.study_id = study_id
+        self.name = study.name
+        self.maximize = [direction == StudyDirection.MAXIMIZE for direction in study.directions]
+        self.size = 0
+        self.version = 0
+        """Counts the refreshes that changed something; `changed` has it for each row."""
+        self.distributions: dict[str, BaseDistribution] = {}
+        self.errors: dict[int, str] = {}
+        self._has_hydra_tables = has_hydra_tables
+        self._last_id = 0
+        self._open: dict[int, int] = {}
+        """The numbers of unfinished trials, by id."""
+        self._words = {name: _Text.empty() for name in ("state", "strategy", "device")}
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._params: dict[str, Floats] = {}
+        self._first_ids: dict[str, int] = {}
+        """The first row of each parameter: databases give them in any order."""
+        self._values = np.full((_FIRST_ROWS, len(self.maximize)), np.nan)
+        for name in ("id", "changed", *self._words):
+            self._arrays[name] = np.zeros(_FIRST_ROWS, np.int64)
+        for name in ("started", "ended", *FACTS):
+            self._arrays[name] = np.full(_FIRST_ROWS, np.nan)
+        self.refresh(connection)
+
+    # What there is
+
+    def column(self, name: str) -> Floats:
+        """`started`, `ended` (seconds since 1970) or one of FACTS."""
+        return self._arrays[name][: self.size]
+
+    @property
+    def changed(self) -> Ints:
+        return self._arrays["changed"][: self.size]
+
+    @property
+    def ids(self) -> Ints:
+        """Optuna's ids of the trials."""
+        return self._arrays["id"][: self.size]
+
+    @property
+    def values(self) -> Floats:
+        """One column for each objective; NaN where a trial has no value."""
+        return self._values[: self.size]
+
+    @property
+    def param_names(self) -> list[str]:
+        """In the order in which trials first had them."""
+        return sorted(self._params, key=self._first_ids.__getitem__)
+
+    def param(self, name: str) -> Floats:
+        """A parameter in Optuna's internal form (a category is its index); NaN where a trial does not have it."""
+        return self._params[name][: self.size]
+
+    def param_value(self, name: str, number: int) -> Any:
+        """A trial's parameter as the user knows it; None where it does not have it."""
+        internal = float(self._params[name][number])
+        return None if math.isnan(internal) else self.distributions[name].to_external_repr(internal)
+
+    def params(self, number: int) -> dict[str, Any]:
+        found = {name: self.param_value(name, number) for name in self.param_names}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def choices(self, name: str) -> tuple[Any, ...] | None:
+        """The categories of a categorical parameter."""
+        distribution = self.distributions[name]
+        return distribution.choices if isinstance(distribution, CategoricalDistribution) else None
+
+    def words(self, name: str) -> NDArray[Any]:
+        """`state`, `strategy` or `device` of each trial."""
+        words: NDArray[Any] = np.array(self._words[name].words, dtype=object)
+        return np.take(words, self._arrays[name][: self.size])
+
+    def word(self, name: str, number: int) -> str:
+        return self._words[name].words[int(self._arrays[name][number])]
+
+    def in_states(self, states: Iterable[str]) -> NDArray[np.bool_]:
+        """Which trials are in one of these states."""
+        known = self._words["state"].codes
+        wanted = [known[state] for state in states if state in known]
+        return np.isin(self._arrays["state"][: self.size], wanted)
+
+    @property
+    def complete(self) -> NDArray[np.bool_]:
+        """Which trials have completed, with a value for every objective."""
+        return self.in_states(["COMPLETE"]) & ~np.isnan(self.values).any(axis=1)
+
+    def counts(self) -> dict[str, int]:
+        """How many trials are in each state."""
+        codes, counts = np.unique(self._arrays["state"][: self.size], return_counts=True)
+        words = self._words["state"].words
+        return {words[code]: int(count) for code, count in zip(codes, counts, strict=True)}
+
+    # Reading
+
+    def refresh(self, connection: Connection) -> None:
+        """Read what is new and what was unfinished; a KeyError where the study is gone or another has its id."""
+        self._check_identity(connection)
+        known = sorted(self._open)
+        after = self._last_id
+        trials = self._rows(connection, self._trials(), after, known)
+        if not trials:
+            return
+        numbers = [row[1] for row in trials]
+        self._grow(max(numbers) + 1)
+        before = {number: self._fingerprint(number) for number in numbers if number < self.size}
+        self.size = max(self.size, max(numbers) + 1)
+        for row in trials:
+            self._take_trial(*row)
+        values = (TRIALS.c.number, *(TRIAL_VALUES.c[name] for name in ("objective", "value", "value_type")))
+        for number, objective, value, kind in self._rows(connection, _joined(values, TRIAL_VALUES), after, known):
+            # On PostgreSQL a statement may see trials that the one before it did not.
+            if number < self.size:
+                self._values[number, objective] = _to_value(value, kind)
+        self._take_params(connection, after, known)
+        if self._has_hydra_tables:
+            self._take_facts(connection, sorted(numbers))
+        self._stamp(numbers, before)
+
+    def _check_identity(self, connection: Connection) -> None:
+        name = load_study(connection, self.study_id).name
+        last = select(TRIALS.c.number).where(TRIALS.c.trial_id == self._last_id, TRIALS.c.study_id == self.study_id)
+        if name != self.name or (self.size and connection.execute(last).scalar() is None):
+            raise KeyError(f"study {self.study_id} is another one now")
+
+    def _trials(self) -> Select[Any]:
+        # The state as text: making an enum of each costs more than reading it.
+        state = cast(TRIALS.c.state, String)
+        return select(TRIALS.c.trial_id, TRIALS.c.number, state, TRIALS.c.datetime_start, TRIALS.c.datetime_complete)
+
+    def _rows(
+        self, connection: Connection, query: Select[Any], after: int, known: Sequence[int], *, raw: bool = False
+    ) -> list[Any]:
+        """Rows of the new trials in one sweep, and of those that were known and unfinished."""
+        mine = query.where(TRIALS.c.study_id == self.study_id).order_by(TRIALS.c.trial_id)
+        rows: list[Any] = _fetched(connection, mine.where(TRIALS.c.trial_id > after), raw)
+        for ids in chunks(known):
+            rows += _fetched(connection, query.where(TRIALS.c.trial_id.in_(ids)), raw)
+        return rows
+
+    def _take_trial(
+        self, trial_id: int, number: int, state: str, started: datetime | None, ended: datetime | None
+    ) -> None:
+        arrays = self._arrays
+        arrays["id"][number] = trial_id
+        arrays["state"][number] = self._words["state"].code(state)
+        arrays["started"][number] = math.nan if started is None else _seconds(started)
+        arrays["ended"][number] = math.nan if ended is None else _seconds(ended)
+        self._last_id = max(self._last_id, trial_id)
+        if state in UNFINISHED:
+            self._open[trial_id] = number
+        else:
+            self._open.pop(trial_id, None)
+
+    def _take_params(self, connection: Connection, after: int, known: Sequence[int]) -> None:
+        wanted = (TRIALS.c.number, *(TRIAL_PARAMS.c[name] for name in ("param_name", "param_value", "param_id")))
+        for number, name, value, param_id in self._rows(
+            connection, _joined(wanted, TRIAL_PARAMS), after, known, raw=True
+        ):
+            column = self._params.get(name)
+            if column is None:
+                query = select(TRIAL_PARAMS.c.distribution_json).where(TRIAL_PARAMS.c.param_id == param_id)
+                self.distributions[name] = json_to_distribution(connection.execute(query).scalar_one())
+                self._first_ids[name] = param_id
+                column = self._params[name] = np.full(len(self._values), np.nan)
+            if number < self.size:
+                column[number] = value
+
+    def _take_facts(self, connection: Connection, numbers: Sequence[int]) -> None:
+        table = HYDRA_TRIALS
+        names = ("number", "status", "strategy", "device", "error", *FACTS)
+        query = select(*(table.c[name] for name in names)).where(table.c.study_id == self.study_id)
+        first = numbers[0]
+        if len(numbers) < IDS_AT_ONCE:
+            query = query.where(table.c.number.in_(numbers))
+        arrays, words = self._arrays, self._words
+        columns = [arrays[name] for name in FACTS]
+        for row in connection.execute(query.where(table.c.number >= first)):
+            number, status, strategy, device, error, *facts = row
+            if number >= self.size:
+                continue
+            if status:
+                arrays["state"][number] = words["state"].code(status)
+            arrays["strategy"][number] = words["strategy"].code(strategy)
+            arrays["device"][number] = words["device"].code(device)
+            for column, fact in zip(columns, facts, strict=True):
+                column[number] = math.nan if fact is None else fact
+            if error:
+                self.errors[number] = error
+
+    def _fingerprint(self, number: int) -> tuple[Any, ...]:
+        facts = tuple(float(self._arrays[name][number]) for name in ("state", "strategy", "seconds", "ended"))
+        present = sum(not math.isnan(column[number]) for column in self._params.values())
+        return tuple("nan" if math.isnan(fact) else fact for fact in facts), present
+
+    def _stamp(self, numbers: Iterable[int], before: dict[int, tuple[Any, ...]]) -> None:
+        changed = [n for n in numbers if n not in before or before[n] != self._fingerprint(n)]
+        if changed:
+            self.version += 1
+            self._arrays["changed"][changed] = self.version
+
+    def _grow(self, size: int) -> None:
+        room = len(self._values)
+        if size <= room:
+            return
+        more = max(size, 2 * room) - room
+        self._values = np.vstack([self._values, np.full((more, self._values.shape[1]), np.nan)])
+        for columns in (self._arrays, self._params):
+            for name, column in columns.items():
+                missing = np.nan if column.dtype.kind == "f" else 0
+                columns[name] = np.concatenate([column, np.full(more, missing, column.dtype)])
+
+
+def _fetched(connection: Connection, query: Select[Any], raw: bool) -> list[Any]:
+    """All rows; `raw` as the driver gives them, for columns that need no conversion: half the time."""
+    with connection.execute(query) as result:
+        return list(result.cursor.fetchall() if raw and result.cursor is not None else result)
+
+
+def _joined(columns: Sequence[ColumnElement[Any]], table: Table) -> Select[Any]:
+    return select(*columns).join_from(TRIALS, table, TRIALS.c.trial_id == table.c.trial_id)
+
+
+def _seconds(moment: datetime) -> float:
+    """Seconds since 1970 of a time as it is stored: UTC without a zone."""
+    return float((moment - _EPOCH).total_seconds())

@@ -1,0 +1,128 @@
+"""What ran where and when: the units of a study, summed up or for a stretch of time, without reading all of them.
+
+A long search has millions of units. `Work` keeps sums that grow with each refresh; a stretch of time comes as the units
+themselves where they are few, and else in bins that the database sums up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, and_, cast, func, select
+
+from hydra_tune.storage.tables import HYDRA_UNITS
+
+BUILDER = "builder"
+"""The worker without a device, as units name it."""
+_U = HYDRA_UNITS.c
+
+
+@dataclass
+class Work:
+    """Sums over all units of a study so far."""
+
+    study_id: int
+    last_unit: int = 0
+    units: int = 0
+    first: float = float("inf")
+    last: float = 0.0
+    longest: float = 0.0
+    """Seconds of the longest unit: how far back a unit may have begun that is still running."""
+    by_device: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    by_trial: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds on devices."""
+    device_first: float = float("inf")
+    device_last: float = 0.0
+
+    def refresh(self, connection: Connection) -> None:
+        """Add what has ended since the last refresh."""
+        last = connection.execute(select(func.max(_U.unit_id)).where(_U.study_id == self.study_id)).scalar()
+        if last is None or last == self.last_unit:
+            return
+        new = and_(_U.study_id == self.study_id, _U.unit_id > self.last_unit, _U.unit_id <= last)
+        sums = (
+            func.sum(_U.seconds), func.max(_U.seconds), func.min(_U.started), func.max(_U.started + _U.seconds),
+            func.count(),
+        )  # fmt: skip
+        query = select(_U.number, _U.device, *sums).where(new).group_by(_U.number, _U.device)
+        for number, device, seconds, longest, first, ended, count in connection.execute(query):
+            self.units += count
+            self.longest = max(self.longest, longest)
+            self.first, self.last = min(self.first, first), max(self.last, ended)
+            if device and device != BUILDER:
+                self.by_device[device] += seconds
+                self.by_trial[number] += seconds
+                self.device_first, self.device_last = min(self.device_first, first), max(self.device_last, ended)
+        self.last_unit = last
+
+
+@dataclass(frozen=True)
+class UnitSpan:
+    """One unit on the time axis."""
+
+    unit_id: int
+    number: int
+    kind: str
+    device: str
+    started: float
+    seconds: float
+    shard: int | None
+    steps: int | None
+    peak_bytes: int | None
+    read_bytes: int | None
+    written_bytes: int | None
+
+
+@dataclass(frozen=True)
+class BusyBin:
+    """What a device did for one trial in one bin of time: work that began in it."""
+
+    device: str
+    bin: int
+    number: int
+    seconds: float
+    peak_bytes: int | None
+    read_bytes: int
+    written_bytes: int
+
+
+def units_between(
+    connection: Connection, work: Work, start: float, end: float, *, limit: int, after: int = 0
+) -> list[UnitSpan] | None:
+    """The units that run within the stretch and are newer than unit `after`; None where they are more than `limit`."""
+    wanted = _within(work, start, end)
+    if after:
+        wanted = and_(wanted, _U.unit_id > after)
+    columns = [_U[name] for name in UnitSpan.__dataclass_fields__]
+    rows = connection.execute(select(*columns).where(wanted).order_by(_U.started).limit(limit + 1)).all()
+    return None if len(rows) > limit else [UnitSpan(**_named(row)) for row in rows]
+
+
+def busy_bins(connection: Connection, work: Work, start: float, end: float, bins: int) -> list[BusyBin]:
+    """The same stretch in bins of equal length."""
+    width = (end - start) / bins
+    # What began before the stretch counts in its first bin. SQLite cuts a number off, PostgreSQL rounds it.
+    share = (_U.started - start) / width
+    place = cast(func.floor(share) if connection.dialect.name == "postgresql" else share, Integer)
+    sums = (
+        func.sum(_U.seconds).label("seconds"), func.max(_U.peak_bytes).label("peak_bytes"),
+        # PostgreSQL makes decimals of sums of large integers.
+        cast(func.coalesce(func.sum(_U.read_bytes), 0), BigInteger).label("read_bytes"),
+        cast(func.coalesce(func.sum(_U.written_bytes), 0), BigInteger).label("written_bytes"),
+    )  # fmt: skip
+    query = select(_U.device, place.label("bin"), _U.number, *sums).where(_within(work, start, end))
+    rows = connection.execute(query.group_by(_U.device, place, _U.number))
+    return [BusyBin(**{**_named(row), "bin": min(max(row.bin, 0), bins - 1)}) for row in rows]
+
+
+def _within(work: Work, start: float, end: float) -> ColumnElement[bool]:
+    began = _U.started.between(start - work.longest, end)
+    return and_(_U.study_id == work.study_id, began, _U.started + _U.seconds >= start)
+
+
+def _named(row: Any) -> dict[str, Any]:
+    named = dict(row._mapping)
+    named["device"] = named["device"] or ""
+    return named
