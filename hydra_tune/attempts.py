@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hydra_tune.builds import Blueprint, Built, build_and_hold, build_for_device, build_here
-from hydra_tune.checkpoint import Checkpoints
+from hydra_tune.checkpoint import CHECKPOINT_SHARE, Checkpoints
 from hydra_tune.deadlines import Deadlines
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.remaining import Survival, expected_remaining
@@ -30,9 +30,6 @@ from hydra_tune.training import Progress
 from hydra_tune.weights import NoRoom
 
 logger = logging.getLogger(__name__)
-
-CHECKPOINT_SHARE = 0.02
-"""Checkpoints are made less often where writing them would take more than this share of the time."""
 
 
 @dataclass
@@ -146,8 +143,8 @@ class TrialRunner:
 
     def tidy(self, number: int, ended: Ended) -> None:
         """Remove the files that an ended trial no longer needs; its end must be on disk by then."""
+        Checkpoints(self.files.checkpoints(number)).remove()
         if ended.trained:
-            Checkpoints(self.files.checkpoints(number)).remove()
             for other in ended.surplus if ended.outcome.status is Status.COMPLETE else [number]:
                 self.files.weights(other).unlink(missing_ok=True)
 
@@ -167,6 +164,8 @@ class TrialRunner:
         except UnitFailed as error:
             if error.failure.ours and error.failure.kind in (NoRoom.__name__, SpillFull.__name__):
                 raise NoRoom(error.failure.message) from error
+            if error.failure.status == Status.INTERRUPTED:
+                raise Interrupted from error
             return outcome_of(error.failure)
         except TrialEnded as error:
             return Outcome(Status(error.status), error=str(error))

@@ -7,6 +7,7 @@ where it was built, or is packed for another process to train.
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import weakref
 from collections.abc import Callable
@@ -28,6 +29,9 @@ from hydra_tune.remote_trial import RemoteTrial, TrialInfo
 from hydra_tune.seeds import seed_everything
 from hydra_tune.source import Build, Source
 from hydra_tune.training import as_number
+
+RANK_VARIABLES = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "WORLD_SIZE")
+"""What launchers of distributed training leave in the environment; the next objective would take it for its own."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +143,18 @@ def _build(context: WorkerContext, source_file: str, info: TrialInfo) -> Any:
     if build is None:
         build = context.cache["build"] = read_source(source_file).load()
     seed_everything(info.seed)
+    ranks = {name: os.environ.get(name) for name in RANK_VARIABLES}
     try:
         return build(RemoteTrial(info, context))
+    except TrialEnded:
+        raise
     except optuna.TrialPruned as error:
         raise PrunedByUser from error
+    finally:
+        for name, value in ranks.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _objective_values(made: Any, info: TrialInfo) -> tuple[float, ...]:
