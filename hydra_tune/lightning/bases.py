@@ -6,7 +6,6 @@ nothing at all.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from types import ModuleType
@@ -45,8 +44,13 @@ def home_of(thing: object) -> ModuleType:
     )
 
 
-@functools.cache
-def as_callback(kind: Any, names: tuple[str, ...]) -> Any:
+_made: dict[tuple[type, tuple[str, ...]], Any] = {}
+
+
+def as_callback(kind: type, names: tuple[str, ...]) -> Any:
     """The class `kind` as a Callback of the Lightnings of these names: a Trainer looks at no other."""
-    bases = tuple(importlib.import_module(name).Callback for name in names)
-    return type(kind.__name__, (kind, *bases), {"__module__": kind.__module__, "__doc__": kind.__doc__, "plain": kind})
+    if (kind, names) not in _made:
+        bases = (kind, *(importlib.import_module(name).Callback for name in names))
+        facts = {"__module__": kind.__module__, "__doc__": kind.__doc__, "plain": kind}
+        _made[kind, names] = type(kind.__name__, bases, facts)
+    return _made[kind, names]

@@ -39,7 +39,7 @@ class HydraTuneCallback:
     and news are off there unless `quiet=False`.
     """
 
-    def __new__(cls, *_args: Any, **_options: Any) -> HydraTuneCallback:
+    def __new__(cls, *_args: Any, **_options: Any) -> Any:
         if "plain" in vars(cls):
             return super().__new__(cls)
         return super().__new__(as_callback(cls, _names()))

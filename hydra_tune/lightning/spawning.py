@@ -28,5 +28,5 @@ def carry_by_value() -> None:
     reduction.dump = _dump
 
 
-def _dump(thing: Any, file: Any, protocol: int | None = None) -> None:
-    ByValue(file, protocol).dump(thing)
+def _dump(obj: Any, file: Any, protocol: int | None = None) -> None:
+    ByValue(file, protocol).dump(obj)
