@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra_tune.builds import Blueprint, Built, build_and_hold, build_for_device, build_here
+from hydra_tune.builds import Blueprint, Built, build_and_hold, build_for_device, build_here, pack_held
 from hydra_tune.checkpoint import CHECKPOINT_SHARE, Checkpoints
 from hydra_tune.deadlines import Deadlines
 from hydra_tune.engine.engine import Engine
@@ -24,6 +24,7 @@ from hydra_tune.retries import Failed, RetryPolicy
 from hydra_tune.settings import SearchSettings
 from hydra_tune.states import Outcome, Status
 from hydra_tune.strategies.base import Candidacy, Interrupted, Pruned, Strategy, TrialRun
+from hydra_tune.strategies.whole import Whole
 from hydra_tune.study import Asked
 from hydra_tune.study_thread import StudyThread
 from hydra_tune.training import Progress
@@ -213,11 +214,22 @@ class TrialRunner:
             profiles=self.files.profiles,
             engine=self.engine, at_once=self.at_once, runner=self,
         )  # fmt: skip
-        await self.strategy.train(run)
+        await (await self._strategy_for(run)).train(run)
         if blueprint.keep == "best":
             best = max if run.maximize else min
             return Outcome(Status.COMPLETE, best(run.judged, key=lambda values: values[0]))
         return Outcome(Status.COMPLETE, run.judged[-1])
+
+    async def _strategy_for(self, run: _Run) -> Strategy:
+        """The search's strategy; `whole` for a candidate that cannot be cut, where the choice is ours."""
+        because = run.blueprint.whole_because
+        if not because or not self.strategy.builds_apart:
+            return self.strategy
+        if self.settings.strategy != "auto":
+            raise CandidateError(f"the candidate cannot be cut: {because}", "use strategy 'whole' or 'auto'")
+        held = await run.unit("pack", pack_held, run.attempt, role=Role.BUILDER, worker=run.candidacy.worker)
+        run.candidacy = Candidacy(None, held.value)
+        return Whole()
 
 
 @dataclass

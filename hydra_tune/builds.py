@@ -47,6 +47,8 @@ class Blueprint:
     keep: str
     accumulate: int = 1
     sparsity: float | None = None
+    whole_because: str = ""
+    """Why the model cannot be cut; empty where nothing is known against it."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,11 @@ def build_for_device(context: WorkerContext, source_file: str, info: TrialInfo) 
 def build_and_hold(context: WorkerContext, source_file: str, info: TrialInfo) -> Built:
     """Build in the builder, where the candidate stays until its strategy takes it apart."""
     return build_here(context, source_file, info)
+
+
+def pack_held(context: WorkerContext, attempt: str) -> bytes:
+    """Pack a candidate that waits in the builder, for a device that trains it as a whole after all."""
+    return pack_here(context, context.resident[attempt])
 
 
 def pack_here(context: WorkerContext, thing: Any) -> bytes:
@@ -255,6 +262,7 @@ def _blueprint(prepared: Prepared) -> Blueprint:
         keep=candidate.keep,
         accumulate=candidate.accumulate,
         sparsity=candidate.sparsity,
+        whole_because=candidate.whole_because,
     )
 
 

@@ -9,6 +9,11 @@ import logging
 import warnings
 from typing import Any
 
+ADVICE = (
+    r".*does not have many workers.*",
+    r".*is smaller than the logging interval.*",
+    r".*isinstance\(treespec, LeafSpec\). is deprecated.*",  # what Lightning 2.6 does with torch 2.13
+)
 LOGGERS = ("pytorch_lightning", "lightning", "lightning.pytorch", "lightning.fabric", "lightning_fabric")
 
 
@@ -16,8 +21,8 @@ def quieten_logs() -> None:
     """Before a Trainer is made: it announces devices at once."""
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=r".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=r".*is smaller than the logging interval.*")
+    for advice in ADVICE:
+        warnings.filterwarnings("ignore", message=advice)
 
 
 def quieten_trainer(trainer: Any) -> None:
