@@ -225,7 +225,8 @@ class TrialRunner:
         because = run.blueprint.whole_because
         if not because or not self.strategy.builds_apart:
             return self.strategy
-        if self.settings.strategy != "auto":
+        chosen = self.settings.strategy
+        if (chosen if isinstance(chosen, str) else chosen.get("name")) != "auto":
             raise CandidateError(f"the candidate cannot be cut: {because}", "use strategy 'whole' or 'auto'")
         held = await run.unit("pack", pack_held, run.attempt, role=Role.BUILDER, worker=run.candidacy.worker)
         run.candidacy = Candidacy(None, held.value)

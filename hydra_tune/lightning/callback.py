@@ -109,18 +109,29 @@ class HydraTuneCallback:
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """The last moment before the loops begin: everything is set up, and can be given the state of a checkpoint."""
+        if trainer.ckpt_path is not None:
+            self._checkpoints = None  # Lightning is about to restore what the user's own call says
         if self._checkpoints is None:
             return
         state, notes = self._checkpoints.newest()
         for note in notes if trainer.is_global_zero else ():
             self._port.note(note)
         if state is not None:
+            self._go_on(trainer, pl_module, self._checkpoints, state)
+
+    def _go_on(self, trainer: Any, pl_module: Any, files: TrainerCheckpoints, state: dict[str, Any]) -> None:
+        try:
             go_on(trainer, pl_module, state)
-            self._generators = state["generators"]
-            if trainer.is_global_zero:
-                # What was reported last may have been lost with the process that was to write it.
-                for step, metrics in enumerate(self.history):
-                    self._port.report(step, metrics)
+        except (KeyError, RuntimeError, ValueError) as error:
+            # Half restored is worse than new: the next attempt starts again.
+            files.remove()
+            why = " ".join(str(error).split())
+            self._end(trainer, Verdict("unusable", f"its checkpoint cannot be used ({why}); the trial starts again"))
+        self._generators = state["generators"]
+        if trainer.is_global_zero:
+            # What was reported last may have been lost with the process that was to write it.
+            for step, metrics in enumerate(self.history):
+                self._port.report(step, metrics)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._look(trainer, "later", last=True)
@@ -142,7 +153,7 @@ class HydraTuneCallback:
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
         # On an accelerator looking at it would wait for it; and ranks that differ could not agree here. What has
         # become NaN shows in the metrics then.
-        if loss.device.type == "cpu" and trainer.world_size == 1:
+        if loss.device.type == "cpu" and loss.numel() == 1 and trainer.world_size == 1:
             value = loss.item()
             if not math.isfinite(value):
                 message = f"the training loss became {value} at step {trainer.global_step}"

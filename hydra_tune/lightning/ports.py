@@ -75,6 +75,7 @@ class TrialPort:
 
     def begin_fit(self) -> int:
         """The number of the fit that begins, from 0; its reports go on after those of the fits before it."""
+        self.verdict = None
         fits, self._before = _begun.get(self.trial, (0, 0))
         _begun[self.trial] = fits + 1, self._before
         return fits

@@ -9,6 +9,8 @@ import logging
 import warnings
 from typing import Any
 
+from hydra_tune.lightning.bases import home_of
+
 ADVICE = (
     r".*does not have many workers.*",
     r".*is smaller than the logging interval.*",
@@ -29,6 +31,7 @@ def quieten_trainer(trainer: Any) -> None:
     """Turn a Trainer's progress bar off, and its summary of the model."""
     if trainer.progress_bar_callback is not None:
         trainer.progress_bar_callback.disable()
-    for callback in list(trainer.callbacks):
+    for index, callback in enumerate(trainer.callbacks):
         if any(kind.__name__ == "ModelSummary" for kind in type(callback).__mro__):
-            trainer.callbacks.remove(callback)
+            # Not taken out: the Trainer may be in the middle of the list.
+            trainer.callbacks[index] = home_of(trainer).Callback()

@@ -60,6 +60,10 @@ class TrainerCheckpoints:
         self._took = time.monotonic() - began
         return trainer.global_step, size, self._took
 
+    def remove(self) -> None:
+        """Delete them: they are of no use."""
+        self._files.remove()
+
     def newest(self) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
         """The newest state that is whole, and what was found damaged."""
         found = self._files.newest()

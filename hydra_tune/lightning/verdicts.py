@@ -10,7 +10,7 @@ import optuna
 from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.errors import InputError
 
-Kind = Literal["pruned", "diverged", "missing", "stopped"]
+Kind = Literal["pruned", "diverged", "missing", "stopped", "unusable"]
 
 
 class MetricMissing(InputError):
@@ -32,6 +32,12 @@ class Stopped(TrialEnded):
     status = "INTERRUPTED"
 
 
+class Unusable(TrialEnded):
+    """A checkpoint is of another module or Trainer: the attempt is lost, and the next one starts afresh."""
+
+    status = "LOST"
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Why training ends now."""
@@ -51,3 +57,5 @@ class Verdict:
                 return MetricMissing(self.message, self.hint)
             case "stopped":
                 return Stopped(self.message)
+            case "unusable":
+                return Unusable(self.message)

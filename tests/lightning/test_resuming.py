@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hydra_tune.lightning import HydraTuneCallback
+from hydra_tune.lightning.verdicts import Unusable
 from tests.lightning.modules import lightning, loaders, net, trainer
 
 pl = lightning("pytorch_lightning")
@@ -81,6 +82,32 @@ def test_it_can_crash_again(tmp_path: Path) -> None:
             with pytest.raises(RuntimeError, match="crash"):
                 fit(module(), loaders(), tmp_path / "broken", crash)
     assert all(torch.equal(a, b) for a, b in zip(second.parameters(), whole.parameters(), strict=True))
+
+
+def test_a_checkpoint_of_another_module_is_removed_and_the_attempt_lost(tmp_path: Path) -> None:
+    fit(module(), loaders(), tmp_path)
+
+    class Wider(type(net(pl))):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.more = nn.Linear(6, 6)
+
+    with pytest.raises(Unusable, match=r"its checkpoint cannot be used \(.*more.weight.*; the trial starts again") as lost:
+        fit(Wider(), loaders(), tmp_path)
+    assert lost.value.status == "LOST"
+    assert not (tmp_path / "fit-0").exists()
+
+
+def test_a_users_own_checkpoint_comes_first(tmp_path: Path) -> None:
+    first = trainer(pl, max_epochs=2)
+    first.fit(module(), *loaders())
+    first.save_checkpoint(tmp_path / "mine.ckpt")
+    callback = HydraTuneCallback(optuna.create_study().ask(), "val_loss")
+    callback._port.checkpoints, callback._port.checkpoint_seconds = tmp_path / "ours", 0.0
+    going_on = trainer(pl, max_epochs=5, callbacks=[callback])
+    going_on.fit(module(), *loaders(), ckpt_path=tmp_path / "mine.ckpt")
+    assert len(callback.history) == 3
+    assert not (tmp_path / "ours").exists()
 
 
 def test_nothing_is_pickled(tmp_path: Path) -> None:
