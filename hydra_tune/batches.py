@@ -32,8 +32,8 @@ class Batches:
     """
 
     def __new__(cls, _candidate: Candidate, data: Dataset, **_options: Any) -> Batches:
-        kind: type[Batches] = getattr(data, "batches", cls)
-        return super().__new__(kind)
+        kind = getattr(data, "batches", None)
+        return super().__new__(kind if isinstance(kind, type) and issubclass(kind, Batches) else cls)
 
     def __init__(self, candidate: Candidate, data: Dataset, *, training: bool, seed: int = 0) -> None:
         self.data = data

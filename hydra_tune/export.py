@@ -85,9 +85,10 @@ def _example(candidate: Candidate) -> tuple[tuple[Any, ...], dict[str, Any], Any
     import torch
 
     from hydra_tune.batches import Batches, fetch_rows
+    from hydra_tune.loaders import LoaderData
 
     data = candidate.train() if callable(candidate.train) else candidate.train
-    if hasattr(data, "batches"):
+    if isinstance(data, LoaderData):
         inputs, _targets = Batches(candidate, data, training=True).fetch(0, 0)
     else:
         inputs, _targets = fetch_rows(data, torch.tensor([0, min(1, len(data) - 1)]), candidate.collate)

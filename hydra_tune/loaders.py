@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hydra_tune.batches import Batches, epoch_seed
 from hydra_tune.candidate import Candidate
 from hydra_tune.errors import CandidateError
-from hydra_tune.seeds import RandomState
+from hydra_tune.seeds import RandomState, seed_everything
 
 Plan = list[list[int]]
 
@@ -84,17 +84,18 @@ class LoaderBatches(Batches):
         sampler = self.loader.sampler
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
-        generator = self.loader.generator
-        if generator is None:
-            streams = RandomState.capture()
-            torch.manual_seed(epoch_seed(self.seed, epoch))
-            plan = self._sampled()
+        generator = generator_of(self.loader)
+        if generator is not None:
+            return self._drawn_from(generator, epoch)
+        streams = RandomState.capture()
+        try:
+            seed_everything(epoch_seed(self.seed, epoch) % 2**32)
+            return self._sampled()
+        finally:
             streams.restore()
-            return plan
-        return self._drawn_from(generator, epoch)
 
     def _drawn_from(self, generator: torch.Generator, epoch: int) -> Plan:
-        """An epoch's plan by the loader's own generator, which stands as before afterwards."""
+        """An epoch's plan by a generator of the loader's own, which stands as before afterwards."""
         stood = generator.get_state()
         try:
             first, state = next(known for known in reversed(self._began) if known[0] <= epoch)
@@ -102,7 +103,8 @@ class LoaderBatches(Batches):
             plan: Plan = []
             for each in range(first, epoch + 1):
                 # As the loader does when it begins an epoch: a seed for its workers, and then the sampler.
-                torch.empty((), dtype=torch.int64).random_(generator=generator)
+                if self.loader.generator is not None:
+                    torch.empty((), dtype=torch.int64).random_(generator=generator)
                 plan = self._sampled()
                 if each == self._began[-1][0]:
                     self._began.append((each + 1, generator.get_state()))
@@ -114,6 +116,12 @@ class LoaderBatches(Batches):
         return [list(rows) for rows in self.loader.batch_sampler]  # type: ignore[union-attr]
 
 
+def generator_of(loader: DataLoader[Any]) -> torch.Generator | None:
+    """What a loader's order is drawn from; None where that is the process's own stream."""
+    found = loader.generator or getattr(loader.sampler, "generator", None)
+    return found if isinstance(found, torch.Generator) else None
+
+
 @dataclass(frozen=True)
 class LoaderData:
     """A DataLoader as a candidate's data; `split(batch, position)` gives inputs and targets of its batches."""
@@ -121,7 +129,7 @@ class LoaderData:
     loader: DataLoader[Any]
     split: Callable[[Any, int], tuple[Any, Any]]
     generator: Any = None
-    """How the loader's own generator stands at the beginning."""
+    """How the generator that its order is drawn from stands at the beginning, where it has one of its own."""
 
     batches: ClassVar[type[Batches]] = LoaderBatches
 
@@ -134,8 +142,8 @@ class LoaderData:
             raise CandidateError(f"{what} has an IterableDataset", "give one with a map-style dataset")
         if loader.batch_sampler is None:
             raise CandidateError(f"{what} makes no batches", "give it a batch_size")
-        state = None if loader.generator is None else loader.generator.get_state()
-        return cls(loader, split, state)
+        generator = generator_of(loader)
+        return cls(loader, split, None if generator is None else generator.get_state())
 
     def __len__(self) -> int:
         return len(self.loader.dataset)  # type: ignore[arg-type]

@@ -196,7 +196,7 @@ def refuse_to_run_again(event: str, arguments: tuple[Any, ...]) -> None:
 
     That would be another worker, without a coordinator, for which rank 0 would wait.
     """
-    if event == "subprocess.Popen" and list(arguments[1])[1:] == ["-m", "hydra_tune.engine.worker", *sys.argv[1:]]:
+    if event == "subprocess.Popen" and arguments[1][1:] == ["-m", "hydra_tune.engine.worker", *sys.argv[1:]]:
         raise InputError(
             "a worker of a search cannot be run again as a script, as strategy 'ddp' of Lightning does",
             "train with strategy='ddp_spawn' or with devices=1; 'ddp' is for scripts of their own",

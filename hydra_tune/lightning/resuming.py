@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from hydra_tune.checkpoint import CHECKPOINT_SHARE, Checkpoints
+from hydra_tune.loaders import generator_of
 from hydra_tune.seeds import RandomState
 
 _NOT_NEEDED = ("hyper_parameters", "hparams_name", "hparams_type")
@@ -118,11 +120,13 @@ def restore_generators(trainer: Any, states: list[torch.Tensor]) -> None:
     """Put the loaders' own generators where they were, once the Trainer has its loaders."""
     for generator, state in zip(_generators(trainer), states, strict=True):
         generator.set_state(state)
-        # The epoch's iterator is made already. In an unbroken run it is made now, and draws its workers' seed.
-        torch.empty((), dtype=torch.int64).random_(generator=generator)
+        if trainer.train_dataloader.generator is not None:
+            # The epoch's iterator is made already. In an unbroken run it is made now, and draws its workers' seed.
+            torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
 def _generators(trainer: Any) -> list[torch.Generator]:
-    """Those that the training loader was given for itself; without one it draws from the process's stream."""
-    generator = getattr(trainer.train_dataloader, "generator", None)
-    return [generator] if isinstance(generator, torch.Generator) else []
+    """The one that the training loader or its sampler was given, if any; else they draw from the process's stream."""
+    loader = trainer.train_dataloader
+    generator = generator_of(loader) if isinstance(loader, DataLoader) else None
+    return [] if generator is None else [generator]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from tests.candidates import rows
 
@@ -45,14 +45,21 @@ def net(lightning: Any, *, lr: float = 0.05, dropout: float = 0.0, double: bool 
     return made.double() if double else made
 
 
-def loaders(*, dtype: torch.dtype = torch.float32, seed: int | None = None, workers: int = 0) -> tuple[Any, Any]:
-    """Training rows in random order, validation rows; with a generator of their own where there is a seed."""
+def loaders(
+    *, dtype: torch.dtype = torch.float32, seed: int | None = None, workers: int = 0, sampled: bool = False
+) -> tuple[Any, Any]:
+    """Training rows in random order, validation rows; with a generator of their own where there is a seed.
+
+    With `sampled` the sampler has it, and not the loader.
+    """
 
     def generator() -> torch.Generator | None:
         return None if seed is None else torch.Generator().manual_seed(seed)
 
+    data = rows(103, dtype=dtype)
+    order = {"sampler": RandomSampler(data, generator=generator())} if sampled else {"shuffle": True}
     train = DataLoader(
-        rows(103, dtype=dtype), batch_size=10, shuffle=True, generator=generator(), num_workers=workers
+        data, batch_size=10, generator=None if sampled else generator(), num_workers=workers, **order
     )  # fmt: skip
     return train, DataLoader(rows(40, dtype=dtype), batch_size=10, generator=generator())
 

@@ -174,6 +174,15 @@ def test_what_cannot_be_cut_is_trained_as_a_whole_where_the_choice_is_free() -> 
         ht.search(uncut, trials=1, devices="1xcpu", strategy="shard", progress=False, study="shard")
 
 
+def test_a_sampler_with_its_own_generator_gives_the_trainers_order() -> None:
+    mine, theirs = made(), made()
+    data = partial(loaders, dtype=torch.float64, seed=3, sampled=True)
+    expected, _ = by_trainer(theirs, data())
+    train, valid = data()
+    candidate = ht.Candidate.from_lightning(mine, epochs=3, train_dataloaders=train, val_dataloaders=valid)
+    assert by_loop(candidate)[0] == pytest.approx(expected, rel=1e-9)
+
+
 class Words(Dataset[Any]):
     """Rows of unequal length, for a collate that pads them."""
 
