@@ -14,6 +14,7 @@ from hydra_tune.loaders import LoaderBatches, LoaderData
 from tests.candidates import small_candidate
 
 pytestmark = pytest.mark.smoke
+CANDIDATE = small_candidate()
 DATA = TensorDataset(torch.arange(23), torch.arange(23))
 
 
@@ -22,7 +23,7 @@ def as_they_are(batch: Any, position: int) -> tuple[Any, Any]:
 
 
 def batches(loader: Any, seed: int = 0) -> LoaderBatches:
-    made = Batches(small_candidate(), LoaderData.of(loader, as_they_are, "loader"), training=True, seed=seed)
+    made = Batches(CANDIDATE, LoaderData.of(loader, as_they_are, "loader"), training=True, seed=seed)
     assert isinstance(made, LoaderBatches)
     return made
 
