@@ -9,6 +9,7 @@ import typer
 
 from hydra_tune.cli.tables import Table, print_table
 from hydra_tune.devices import format_bytes
+from hydra_tune.errors import printable
 
 Plan = Mapping[str, Any]
 
@@ -57,4 +58,8 @@ def _sparse(plan: Plan) -> None:
     print_table(table)
 
 
-_DRAWN: dict[str, Callable[[Plan], None]] = {"pipeline": _pipeline, "sparse": _sparse}
+def _whole(plan: Plan) -> None:
+    typer.echo(printable(f"trained as a whole: {plan['whole_because']}"))
+
+
+_DRAWN: dict[str, Callable[[Plan], None]] = {"pipeline": _pipeline, "sparse": _sparse, "whole": _whole}

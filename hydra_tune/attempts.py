@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hydra_tune.actions import STOPPED
-from hydra_tune.builds import Blueprint, Built, build_and_hold, build_for_device, build_here
-from hydra_tune.checkpoint import Checkpoints
+from hydra_tune.builds import Blueprint, Built, build_and_hold, build_for_device, build_here, pack_held
+from hydra_tune.checkpoint import CHECKPOINT_SHARE, Checkpoints
 from hydra_tune.deadlines import Deadlines
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.remaining import Survival, expected_remaining
@@ -25,15 +25,13 @@ from hydra_tune.retries import Failed, RetryPolicy
 from hydra_tune.settings import SearchSettings
 from hydra_tune.states import Outcome, Status
 from hydra_tune.strategies.base import Candidacy, Interrupted, Pruned, Strategy, TrialRun
+from hydra_tune.strategies.whole import Whole
 from hydra_tune.study import Asked
 from hydra_tune.study_thread import StudyThread
 from hydra_tune.training import Progress
 from hydra_tune.weights import NoRoom
 
 logger = logging.getLogger(__name__)
-
-CHECKPOINT_SHARE = 0.02
-"""Checkpoints are made less often where writing them would take more than this share of the time."""
 
 
 @dataclass
@@ -147,8 +145,8 @@ class TrialRunner:
 
     def tidy(self, number: int, ended: Ended) -> None:
         """Remove the files that an ended trial no longer needs; its end must be on disk by then."""
+        Checkpoints(self.files.checkpoints(number)).remove()
         if ended.trained:
-            Checkpoints(self.files.checkpoints(number)).remove()
             for other in ended.surplus if ended.outcome.status is Status.COMPLETE else [number]:
                 self.files.weights(other).unlink(missing_ok=True)
 
@@ -168,6 +166,8 @@ class TrialRunner:
         except UnitFailed as error:
             if error.failure.ours and error.failure.kind in (NoRoom.__name__, SpillFull.__name__):
                 raise NoRoom(error.failure.message) from error
+            if error.failure.status == Status.INTERRUPTED:
+                raise Interrupted from error
             return outcome_of(error.failure)
         except TrialEnded as error:
             return Outcome(Status(error.status), error=str(error))
@@ -215,11 +215,23 @@ class TrialRunner:
             profiles=self.files.profiles,
             engine=self.engine, at_once=self.at_once, runner=self,
         )  # fmt: skip
-        await self.strategy.train(run)
+        await (await self._strategy_for(run)).train(run)
         if blueprint.keep == "best":
             best = max if run.maximize else min
             return Outcome(Status.COMPLETE, best(run.judged, key=lambda values: values[0]))
         return Outcome(Status.COMPLETE, run.judged[-1])
+
+    async def _strategy_for(self, run: _Run) -> Strategy:
+        """The search's strategy; `whole` for a candidate that cannot be cut, where the choice is ours."""
+        because = run.blueprint.whole_because
+        if not because or not self.strategy.builds_apart:
+            return self.strategy
+        chosen = self.settings.strategy
+        if (chosen if isinstance(chosen, str) else chosen.get("name")) != "auto":
+            raise CandidateError(f"the candidate cannot be cut: {because}", "use strategy 'whole' or 'auto'")
+        held = await run.unit("pack", pack_held, run.attempt, role=Role.BUILDER, worker=run.candidacy.worker)
+        run.candidacy = Candidacy(None, held.value)
+        return Whole()
 
 
 @dataclass

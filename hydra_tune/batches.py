@@ -17,12 +17,23 @@ from hydra_tune.errors import CandidateError, quoted
 
 def epoch_order(rows: int, seed: int, epoch: int) -> torch.Tensor:
     """The order of the training rows in `epoch`: a permutation that depends on the trial's seed and the epoch only."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    return torch.randperm(rows, generator=generator)
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(epoch_seed(seed, epoch)))
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """What the order of an epoch is drawn from."""
+    return (seed * 1_000_003 + epoch) % 2**63
 
 
 class Batches:
-    """The batches of one dataset, by position, so that training can stop and go on anywhere in an epoch."""
+    """The batches of one dataset, by position, so that training can stop and go on anywhere in an epoch.
+
+    Data may bring a kind of batches of its own, such as a DataLoader's; whoever says `Batches(...)` gets those.
+    """
+
+    def __new__(cls, _candidate: Candidate, data: Dataset, **_options: Any) -> Batches:
+        kind = getattr(data, "batches", None)
+        return super().__new__(kind if isinstance(kind, type) and issubclass(kind, Batches) else cls)
 
     def __init__(self, candidate: Candidate, data: Dataset, *, training: bool, seed: int = 0) -> None:
         self.data = data

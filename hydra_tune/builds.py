@@ -7,6 +7,7 @@ where it was built, or is packed for another process to train.
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import weakref
 from collections.abc import Callable
@@ -29,6 +30,9 @@ from hydra_tune.seeds import seed_everything
 from hydra_tune.source import Build, Source
 from hydra_tune.training import as_number
 
+RANK_VARIABLES = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "WORLD_SIZE")
+"""What launchers of distributed training leave in the environment; the next objective would take it for its own."""
+
 
 @dataclass(frozen=True)
 class Blueprint:
@@ -43,6 +47,8 @@ class Blueprint:
     keep: str
     accumulate: int = 1
     sparsity: float | None = None
+    whole_because: str = ""
+    """Why the model cannot be cut; empty where nothing is known against it."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,11 @@ def build_and_hold(context: WorkerContext, source_file: str, info: TrialInfo) ->
     return build_here(context, source_file, info)
 
 
+def pack_held(context: WorkerContext, attempt: str) -> bytes:
+    """Pack a candidate that waits in the builder, for a device that trains it as a whole after all."""
+    return pack_here(context, context.resident[attempt])
+
+
 def pack_here(context: WorkerContext, thing: Any) -> bytes:
     """Pack for any process of this run; its tensors' files live as long as they do here."""
     try:
@@ -139,10 +150,18 @@ def _build(context: WorkerContext, source_file: str, info: TrialInfo) -> Any:
     if build is None:
         build = context.cache["build"] = read_source(source_file).load()
     seed_everything(info.seed)
+    ranks = {name: os.environ.get(name) for name in RANK_VARIABLES}
     try:
         return build(RemoteTrial(info, context))
+    except TrialEnded:
+        raise
     except optuna.TrialPruned as error:
         raise PrunedByUser from error
+    finally:
+        for name, value in ranks.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _objective_values(made: Any, info: TrialInfo) -> tuple[float, ...]:
@@ -243,6 +262,7 @@ def _blueprint(prepared: Prepared) -> Blueprint:
         keep=candidate.keep,
         accumulate=candidate.accumulate,
         sparsity=candidate.sparsity,
+        whole_because=candidate.whole_because,
     )
 
 

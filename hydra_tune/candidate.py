@@ -51,6 +51,18 @@ class Candidate:
     shuffle: bool = True
     split_points: Sequence[str] = ()
     sparsity: float | None = None
+    whole_because: str = ""
+    """Why the model cannot be cut, where its maker knows: it is trained as a whole then."""
+
+    @classmethod
+    def from_lightning(cls, module: Any, datamodule: Any = None, *, epochs: int, **options: Any) -> Candidate:
+        """A LightningModule as a candidate, with its loaders, optimizer, schedule and logged metrics.
+
+        See `hydra_tune.lightning.candidate.from_lightning` for the options.
+        """
+        from hydra_tune.lightning.candidate import from_lightning
+
+        return from_lightning(module, datamodule, epochs=epochs, **options)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):

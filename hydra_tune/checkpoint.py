@@ -21,6 +21,8 @@ from hydra_tune.state_tree import decode, encode
 
 KEPT = 2
 FORMAT = 1
+CHECKPOINT_SHARE = 0.02
+"""Checkpoints are made less often where writing them would take more than this share of the time."""
 
 
 class CheckpointError(HydraTuneError):

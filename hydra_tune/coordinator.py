@@ -338,6 +338,11 @@ class Search:
         self.study.post(self.study.study.late_result, unit, device)
 
     def call(self, unit: Unit, name: str, args: tuple[Any, ...], reply: Callable[[Any, Any], None] | None) -> None:
+        if name == "stopping" and reply is not None:
+            reply(self._stop.is_set(), None)
+            return
+        if name == "checkpointed" and unit.trial in self.runner.facts:
+            self.runner.facts[unit.trial].checkpoints += 1
         self.study.post(self.study.study.answer, unit.trial, unit.attempt, name, args, then=reply)
 
 

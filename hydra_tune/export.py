@@ -84,10 +84,14 @@ def _example(candidate: Candidate) -> tuple[tuple[Any, ...], dict[str, Any], Any
     """An example input of two rows for torch.export, its first dimension free, as batches differ in size."""
     import torch
 
-    from hydra_tune.batches import fetch_rows
+    from hydra_tune.batches import Batches, fetch_rows
+    from hydra_tune.loaders import LoaderData
 
     data = candidate.train() if callable(candidate.train) else candidate.train
-    inputs, _targets = fetch_rows(data, torch.tensor([0, min(1, len(data) - 1)]), candidate.collate)
+    if isinstance(data, LoaderData):
+        inputs, _targets = Batches(candidate, data, training=True).fetch(0, 0)
+    else:
+        inputs, _targets = fetch_rows(data, torch.tensor([0, min(1, len(data) - 1)]), candidate.collate)
     if isinstance(inputs, dict):
         return (), dict(inputs), {name: _free_rows(value) for name, value in inputs.items()}
     positional = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)

@@ -11,6 +11,7 @@ import datetime
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalChoiceType
@@ -29,6 +30,9 @@ class TrialInfo:
     objectives: int = 1
     user_attrs: dict[str, Any] = field(default_factory=dict)
     datetime_start: datetime.datetime | None = None
+    checkpoints: Path | None = None
+    """Where an objective may keep checkpoints of itself; removed when the trial has ended."""
+    checkpoint_seconds: float = 10.0
 
 
 class RemoteTrial(BaseTrial):
@@ -129,6 +133,40 @@ class RemoteTrial(BaseTrial):
     @property
     def number(self) -> int:
         return self._info.number
+
+    # What an Optuna trial cannot do.
+
+    @property
+    def objectives(self) -> int:
+        return self._info.objectives
+
+    @property
+    def checkpoints(self) -> Path | None:
+        return self._info.checkpoints
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        return self._info.checkpoint_seconds
+
+    def metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Record metrics besides the one that is reported."""
+        self._tell("metrics", step, metrics)
+
+    def checkpointed(self, step: int, size: int, seconds: float) -> None:
+        """Say that an attempt after this one could go on from here."""
+        self._tell("checkpointed", step, size, seconds)
+
+    def note(self, kind: str, message: str) -> None:
+        """Record that something worth knowing happened."""
+        self._tell("note", kind, message)
+
+    def stopping(self) -> bool:
+        """Whether the search is being stopped; asking is also a sign of life."""
+        return bool(self._ask("stopping"))
+
+    def peak(self, size: int) -> None:
+        """The most bytes that tensors took."""
+        self._context.unit_peak_bytes = max(self._context.unit_peak_bytes or 0, size)
 
     @property
     def study(self) -> Any:

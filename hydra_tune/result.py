@@ -87,7 +87,9 @@ class SearchResult:
         """A trial's model with its trained weights: `build` runs again here, with the trial's parameters."""
         candidate = self.candidate(number)
         load_weights(candidate.model, self.weights(number))
-        return candidate.model
+        # A LightningModule whose steps could not be taken apart was trained inside of a module of ours.
+        model: nn.Module = getattr(candidate.model, "lightning_module", candidate.model)
+        return model
 
     def candidate(self, number: int) -> Candidate:
         """A trial's candidate, untrained, as `build` makes it from the trial's parameters and seed."""

@@ -211,6 +211,8 @@ class OwnedStudy:
             objectives=len(self.settings.metrics),
             user_attrs=running.trial.user_attrs,
             datetime_start=running.trial.datetime_start,
+            checkpoints=self.files.checkpoints(asked.number),
+            checkpoint_seconds=self.settings.checkpoint_seconds,
         )
 
     def end_attempt(self, attempt: str, outcome: Outcome) -> None:
@@ -240,6 +242,12 @@ class OwnedStudy:
                 return number in self.stopped or trial.should_prune()
             case "set_user_attr":
                 trial.set_user_attr(*args)
+            case "metrics":
+                self.records.metrics(number, *args)
+            case "checkpointed":
+                self.checkpoint(number, *args)
+            case "note":
+                self.event(number, *args)
             case "set_constraint":
                 trial.set_constraint(*args)
             case "distributions":

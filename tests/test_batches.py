@@ -83,3 +83,11 @@ def test_a_dataset_without_targets_is_explained() -> None:
     only_inputs = TensorDataset(torch.zeros(4, 2))
     with pytest.raises(ht.CandidateError, match=r"\(inputs, targets\)"):
         Batches(small_candidate(), only_inputs, training=True).fetch(0, 0)
+
+
+def test_a_dataset_may_have_batches_of_its_own_that_mean_something_else() -> None:
+    class Odd(TensorDataset):
+        batches = 7
+
+    data = Odd(torch.arange(4), torch.arange(4))
+    assert type(Batches(small_candidate(batch_size=2), data, training=False)) is Batches

@@ -75,6 +75,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if type(obj) is np.ndarray and obj.nbytes >= _LARGE and obj.flags.c_contiguous and obj.dtype.kind in "biuf":
             path = self.files.file_of(obj, obj.ctypes.data, obj.reshape(-1).view(np.uint8))
             return _mapped_array, (str(path), obj.dtype.str, obj.shape)
+        if type(obj) is torch.Generator:
+            # torch pickles it with a tensor that is made for the moment, and whose file would go with it.
+            return _generator, (str(obj.device), obj.get_state().numpy().tobytes())
         return super().reducer_override(obj)
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
@@ -131,6 +134,12 @@ def _mapped(
     else:
         tensor = torch.empty_strided(size, stride, dtype=dtype)
     return nn.Parameter(tensor, requires_grad=grad) if param else tensor.requires_grad_(grad)
+
+
+def _generator(device: str, state: bytes) -> torch.Generator:
+    generator = torch.Generator(device)
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    return generator
 
 
 def _mapped_array(path: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

@@ -36,6 +36,7 @@ from hydra_tune.engine.messages import (
     Withdrawn,
 )
 from hydra_tune.engine.unit import Failure, StepRecord, summed
+from hydra_tune.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -190,8 +191,21 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def refuse_to_run_again(event: str, arguments: tuple[Any, ...]) -> None:
+    """An audit hook: launchers such as Lightning's `ddp` start ranks by running the program of this process again.
+
+    That would be another worker, without a coordinator, for which rank 0 would wait.
+    """
+    if event == "subprocess.Popen" and arguments[1][1:] == ["-m", "hydra_tune.engine.worker", *sys.argv[1:]]:
+        raise InputError(
+            "a worker of a search cannot be run again as a script, as strategy 'ddp' of Lightning does",
+            "train with strategy='ddp_spawn' or with devices=1; 'ddp' is for scripts of their own",
+        )
+
+
 def main(fd: int) -> None:
     die_with_parent()
+    sys.addaudithook(refuse_to_run_again)
     # Ctrl-C reaches the whole process group; what it means is the coordinator's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The watchdog asks a hung worker what it is doing; faulthandler answers even when Python code cannot run.

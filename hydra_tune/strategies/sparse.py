@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hydra_tune.builds import pack_held
 from hydra_tune.engine.unit import Role
 from hydra_tune.errors import SpecError, WorkerLost, nearest, quoted
 from hydra_tune.sparse.training import MASKS, Pruning
@@ -122,7 +123,7 @@ class InReplicas(InTraining):
     async def loaded(cls, run: TrialRun, strategy: Sparse) -> InReplicas:
         """Bring a replica of the candidate, which waits in the builder, to each device."""
         builder = run.candidacy.worker
-        packed = await run.unit("pack", units.pack, run.attempt, role=Role.BUILDER, worker=builder)
+        packed = await run.unit("pack", pack_held, run.attempt, role=Role.BUILDER, worker=builder)
         found = cls(run, strategy, [], packed.value)
         run.planned(Sparse.name, shards=1, plan=None)
         notes = await found._again(found._load)

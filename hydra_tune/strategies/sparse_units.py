@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra_tune.builds import Prepared, pack_here, receive
+from hydra_tune.builds import receive
 from hydra_tune.commits import read_commit, write_commit
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.sparse.training import Account, Pruning, SparseTraining
@@ -35,12 +35,6 @@ class Trained:
     account: Account
     sent_bytes: int
     """Handed to all-reduce in this piece."""
-
-
-def pack(context: WorkerContext, attempt: str) -> bytes:
-    """In the builder: the candidate for any number of workers."""
-    prepared: Prepared = context.resident[attempt]
-    return pack_here(context, prepared)
 
 
 def load(

@@ -49,7 +49,8 @@ class Whole(Strategy):
     summary = "the whole model on one device, several models taking turns"
 
     async def train(self, run: TrialRun) -> None:
-        run.planned(self.name, shards=1)
+        because = run.blueprint.whole_because
+        run.planned(self.name, shards=1, plan={"whole_because": because} if because else None)
         await train_epochs(run, await OnOneDevice.load(run))
 
 

@@ -95,3 +95,13 @@ def test_any_dtype_and_shape(dtype: torch.dtype, shape: list[int], transpose: bo
         assert arrived.dtype == tensor.dtype
         assert arrived.stride() == tensor.stride()
         del tensor
+
+
+def test_a_generator_arrives_where_it_stands(files: TensorFiles) -> None:
+    generator = torch.Generator().manual_seed(3)
+    torch.rand(5, generator=generator)
+    packed = pack([generator, generator], files)
+    gc.collect()
+    one, other = unpack(packed)
+    assert one is other
+    assert torch.equal(torch.rand(5, generator=one), torch.rand(5, generator=generator))

@@ -1,0 +1,272 @@
+"""The callback that joins a Lightning Trainer to its trial: it reports, prunes, checkpoints and goes on.
+
+It does nothing to the training itself. Each decision is made by rank 0, which is the only one to speak to the trial,
+and is broadcast, so that every rank ends in the same place.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+import torch
+from optuna.trial import BaseTrial
+
+from hydra_tune.errors import InputError, nearest, quoted
+from hydra_tune.lightning.bases import as_callback, loaded
+from hydra_tune.lightning.measures import Measures
+from hydra_tune.lightning.ports import LinkedPort, Port, PortServer, TrialPort
+from hydra_tune.lightning.quiet import quieten_logs, quieten_trainer
+from hydra_tune.lightning.resuming import TrainerCheckpoints, go_on, restore_generators
+from hydra_tune.lightning.spawning import carry_by_value
+from hydra_tune.lightning.verdicts import Verdict
+
+PULSE_SECONDS = 1.0
+"""How often the callback asks whether the search is being stopped, which is also a sign of life."""
+
+
+class HydraTuneCallback:
+    """Reports a Trainer's metrics to a trial, and ends the training where the trial is pruned or has diverged.
+
+    `monitor` names one logged metric or several; the first is reported to Optuna. They are looked up after each
+    validation, or where they are logged only there, at the end of each training epoch; a report's step counts these
+    from 0. In a search of Hydra Tune the training is also checkpointed, at the beginning of an epoch and not more
+    often than the search's `checkpoint_seconds`, and goes on from there when its process is lost. Lightning's own bars
+    and news are off there unless `quiet=False`.
+    """
+
+    def __new__(cls, *_args: Any, **_options: Any) -> Any:
+        if "plain" in vars(cls):
+            return super().__new__(cls)
+        return super().__new__(as_callback(cls, _names()))
+
+    def __init__(self, trial: BaseTrial, monitor: str | Sequence[str], *, quiet: bool | None = None) -> None:
+        names = (monitor,) if isinstance(monitor, str) else tuple(monitor)
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise InputError(f"monitor cannot be {quoted(monitor)}", "give the name of a logged metric, or several")
+        if not isinstance(trial, BaseTrial):
+            raise InputError(f"trial cannot be {quoted(trial)}", "give the trial that the objective was called with")
+        self.monitor = names
+        self._port: Port = TrialPort(trial)
+        self._process = os.getpid()
+        self._server: PortServer | None = None
+        self._quiet = self._port.remote is not None if quiet is None else quiet
+        self._reset()
+        if self._quiet:
+            quieten_logs()
+        if self._port.remote is not None:
+            carry_by_value()
+
+    def _begin_fit(self, port: TrialPort) -> None:
+        self._reset()
+        self._fit = port.begin_fit()
+
+    def _reset(self) -> None:
+        self.history: list[dict[str, float]] = []
+        """What this fit has reported so far, one entry for each report."""
+        self._place: str | None = None
+        self._waiting = False
+        self._measures = Measures()
+        self._checkpoints: TrainerCheckpoints | None = None
+        self._generators: list[torch.Tensor] | None = None
+        self._pulse = time.monotonic()
+
+    def check_pruned(self) -> None:
+        """Does nothing, as the trial has ended by then: objectives that were made for Optuna's callback call it."""
+
+    # To the processes of ddp_spawn
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is None:
+            raise TypeError("a HydraTuneCallback belongs to a running trial and cannot be copied")
+        assert isinstance(self._port, TrialPort)
+        if self._server is None or not self._server.serving:
+            self._begin_fit(self._port)
+            self._server = PortServer(self._port)
+        state = {**vars(self), "_server": None, "_process": None, "_port": self._server.linked()}
+        return _arrived, (type(self).plain, _names(), state)  # type: ignore[attr-defined]
+
+    # Hooks of the Trainer
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage != "fit":
+            return
+        if self._process not in (None, os.getpid()):
+            raise InputError("the callback cannot reach its trial from a forked process", "use strategy='ddp_spawn'")
+        if isinstance(self._port, TrialPort):
+            self._begin_fit(self._port)
+        if self._quiet:
+            quieten_logs()
+            quieten_trainer(trainer)
+        self._same_parameters(trainer)
+        if self._port.checkpoints is not None:
+            directory = self._port.checkpoints / f"fit-{self._fit}"
+            self._checkpoints = TrainerCheckpoints(directory, self._port.checkpoint_seconds)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """The last moment before the loops begin: everything is set up, and can be given the state of a checkpoint."""
+        if trainer.ckpt_path is not None:
+            self._checkpoints = None  # Lightning is about to restore what the user's own call says
+        if self._checkpoints is None:
+            return
+        state, notes = self._checkpoints.newest()
+        for note in notes if trainer.is_global_zero else ():
+            self._port.note(note)
+        if state is not None:
+            self._go_on(trainer, pl_module, self._checkpoints, state)
+
+    def _go_on(self, trainer: Any, pl_module: Any, files: TrainerCheckpoints, state: dict[str, Any]) -> None:
+        try:
+            go_on(trainer, pl_module, state)
+        except (KeyError, RuntimeError, ValueError) as error:
+            # Half restored is worse than new: the next attempt starts again.
+            files.remove()
+            why = " ".join(str(error).split())
+            self._end(trainer, Verdict("unusable", f"its checkpoint cannot be used ({why}); the trial starts again"))
+        self._generators = state["generators"]
+        if trainer.is_global_zero:
+            # What was reported last may have been lost with the process that was to write it.
+            for step, metrics in enumerate(self.history):
+                self._port.report(step, metrics)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._look(trainer, "later", last=True)
+        if self._generators is not None:
+            restore_generators(trainer, self._generators)
+            self._generators = None
+            return
+        if trainer.current_epoch == 0 or self._checkpoints is None:
+            return
+        due, stop = self._decide(trainer, self._checkpoint_due)
+        if due or stop:
+            self._checkpoint(trainer)
+        if stop:
+            self._end(trainer, Verdict("stopped", "the search was stopped"))
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._measures.batch_starts(pl_module)
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
+        # On an accelerator looking at it would wait for it; and ranks that differ could not agree here. What has
+        # become NaN shows in the metrics then.
+        if loss.device.type == "cpu" and loss.numel() == 1 and trainer.world_size == 1:
+            value = loss.item()
+            if not math.isfinite(value):
+                message = f"the training loss became {value} at step {trainer.global_step}"
+                self._end(trainer, Verdict("diverged", message))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._measures.batch_ends()
+        if time.monotonic() - self._pulse > PULSE_SECONDS and trainer.is_global_zero:
+            self._pulse = time.monotonic()
+            self._port.stopping()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            self._waiting = True
+            self._look(trainer, "validation")
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._waiting |= not trainer.enable_validation or self._place in ("epoch", "later")
+        self._look(trainer, "epoch")
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._look(trainer, "later", last=True)
+        if trainer.is_global_zero:
+            self._port.describe(self._measures.facts(trainer))
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._measures.stop_counting()
+        if self._server is not None and isinstance(self._port, TrialPort) and self._port.verdict is not None:
+            # The processes of ddp_spawn have ended, of which this one only knows that they failed.
+            raise self._port.verdict.error() from None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.history = list(state_dict["history"])
+
+    # Reports
+
+    def _look(self, trainer: Any, place: str, *, last: bool = False) -> None:
+        """Report, where the metrics are there and due; `last` is the last chance to find them.
+
+        A metric that training logs is there only at the end of an epoch, or later still where the module logs it in a
+        hook of its own: the place where all were found first is theirs from then on.
+        """
+        if not self._waiting or self._place not in (None, place):
+            return
+        found = {name: trainer.callback_metrics[name] for name in self.monitor if name in trainer.callback_metrics}
+        if len(found) < len(self.monitor) and not last:
+            return
+        self._waiting, self._place = False, place
+        values = {name: float(value) for name, value in found.items()}
+        verdict = self._decide(trainer, lambda: self._report(values, trainer))
+        self.history.append(values)
+        if verdict is not None:
+            self._end(trainer, verdict)
+
+    def _report(self, found: dict[str, float], trainer: Any) -> Verdict | None:
+        for name in self.monitor:
+            if name not in found:
+                known = list(trainer.callback_metrics)
+                hint = nearest(name, known) if known else "no metric was logged; use self.log in a step"
+                return Verdict("missing", f"the metric {name!r} was not logged", hint)
+            if not math.isfinite(found[name]):
+                return Verdict("diverged", f"{name} became {found[name]} at step {trainer.global_step}")
+        step = len(self.history)
+        return Verdict("pruned", f"pruned at report {step}") if self._port.report(step, found) else None
+
+    # Decisions
+
+    def _decide(self, trainer: Any, decide: Any) -> Any:
+        """What rank 0 decides, on every rank."""
+        return trainer.strategy.broadcast(decide() if trainer.is_global_zero else None)
+
+    def _end(self, trainer: Any, verdict: Verdict) -> None:
+        """End the training on this rank; every rank gets here."""
+        if trainer.is_global_zero:
+            self._port.describe(self._measures.facts(trainer))
+            self._port.ended(verdict)
+        raise verdict.error()
+
+    def _checkpoint_due(self) -> tuple[bool, bool]:
+        assert self._checkpoints is not None
+        return self._checkpoints.due(), self._port.stopping()
+
+    def _checkpoint(self, trainer: Any) -> None:
+        assert self._checkpoints is not None
+        made = self._checkpoints.save(trainer)
+        if trainer.is_global_zero:
+            if isinstance(made, str):
+                self._port.note(f"not checkpointed: {made}")
+            else:
+                self._port.checkpointed(*made)
+
+    def _same_parameters(self, trainer: Any) -> None:
+        """A script that DDP runs again asks its study again: what it is told must be what rank 0 was told."""
+        if trainer.world_size == 1 or isinstance(self._port, LinkedPort):
+            return
+        ours = self._port.params()
+        theirs = trainer.strategy.broadcast(ours)
+        if ours != theirs:
+            raise InputError(
+                f"rank {trainer.global_rank} has other parameters than rank 0: {quoted(ours)} and {quoted(theirs)}",
+                "run the trials with hydra_tune.lightning.optimize_ddp, or train with strategy='ddp_spawn'",
+            )
+
+
+def _names() -> tuple[str, ...]:
+    return tuple(module.__name__ for module in loaded())
+
+
+def _arrived(kind: type[HydraTuneCallback], names: tuple[str, ...], state: dict[str, Any]) -> Any:
+    """The callback in a process that ddp_spawn has started."""
+    callback = object.__new__(as_callback(kind, names))
+    vars(callback).update(state)
+    return callback

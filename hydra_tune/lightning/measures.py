@@ -1,0 +1,65 @@
+"""What is measured of a training under the callback: throughput, and the most memory that its tensors took."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from hydra_tune.engine import accelerator
+from hydra_tune.engine.memory import TensorBytes
+
+COUNTED_BATCHES = 2
+"""On a CPU every tensor of the first batches is counted: the first makes the optimizer's state, the second has it."""
+
+
+class Measures:
+    """Counters of one fit; the methods are called around every batch, so they do next to nothing."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self._seconds = 0.0
+        self._since = 0.0
+        self._counted = 0
+        self._tensors: TensorBytes | None = None
+        self._counting = False
+
+    def batch_starts(self, module: Any) -> None:
+        if self._counted < COUNTED_BATCHES and module.device.type == "cpu":
+            if self._tensors is None:
+                self._tensors = TensorBytes([*module.parameters(), *module.buffers()])
+            self._counted += 1
+            self._counting = True
+            self._tensors.__enter__()  # type: ignore[no-untyped-call]
+        self._since = time.perf_counter()
+
+    def batch_ends(self) -> None:
+        self.batches += 1
+        if self._counting:
+            self.stop_counting()
+        else:  # the batches in which tensors are counted are slower
+            self._seconds += time.perf_counter() - self._since
+
+    def stop_counting(self) -> None:
+        """Also where a batch ended by an exception."""
+        if self._counting and self._tensors is not None:
+            self._counting = False
+            self._tensors.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def facts(self, trainer: Any) -> dict[str, Any]:
+        """For the trial's record."""
+        timed = self.batches - self._counted
+        rate = timed / self._seconds if timed > 0 and self._seconds > 0 else None
+        rows = getattr(trainer.train_dataloader, "batch_size", None)
+        device: torch.device = trainer.strategy.root_device
+        on_device = accelerator.peak_bytes(device)
+        return {
+            "strategy": type(trainer.strategy).__name__,
+            "processes": trainer.world_size,
+            "device": str(device),
+            "peak_bytes": self._tensors.peak if on_device is None and self._tensors is not None else on_device,
+            "batches": self.batches,
+            "batches_per_second": rate,
+            "rows_per_second": rate * rows * trainer.world_size if rate is not None and rows else None,
+        }
