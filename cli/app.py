@@ -14,7 +14,10 @@ import typer
 from hydra_tune.cli.best import best
 from hydra_tune.cli.doctor import doctor
 from hydra_tune.cli.export import export
+from hydra_tune.cli.fit import fit
+from hydra_tune.cli.leaderboard import leaderboard
 from hydra_tune.cli.migrate import migrate
+from hydra_tune.cli.predict import predict
 from hydra_tune.cli.resume import resume
 from hydra_tune.cli.search import search
 from hydra_tune.cli.show import show
@@ -30,7 +33,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (search, resume, studies, trials, show, best, export, spaces, simulate, doctor, migrate):
+for command in (
+    search, resume, studies, trials, show, best, export, fit, predict, leaderboard, spaces, simulate, doctor, migrate,
+):  # fmt: skip
     app.command()(command)
 
 
