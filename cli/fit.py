@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import time
+import time as clock
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +17,7 @@ from hydra_tune.cli.options import Json, Storage, program
 def fit(
     table: Annotated[str, typer.Argument(help="A .csv or .parquet file, or an .npz file of images.", metavar="TABLE")],
     target: Annotated[str, typer.Option(help="The column to predict, or the array in an .npz file.")],
-    budget: Annotated[
+    time: Annotated[
         str | None, typer.Option("--time", help="How long it may take, such as 90s, 10m or 1h; default 5m.")
     ] = None,
     trials: Annotated[int | None, typer.Option(help="How many models to try, instead of a time.")] = None,
@@ -46,7 +46,7 @@ def fit(
     again = f"{program()} fit {shlex.quote(table)} --target {shlex.quote(target)} --to {shown} --resume"
     try:
         fit_table(
-            table, target, time=budget, trials=trials, to=place, task=task, metric=metric, folds=folds,
+            table, target, time=time, trials=trials, to=place, task=task, metric=metric, folds=folds,
             families=families, refit=refit, seed=seed, study=study, storage=storage, devices=devices,
             device_memory=device_memory, resume=resume, progress=not quiet, spent=started,
         )  # fmt: skip
@@ -67,8 +67,34 @@ def show_fit(directory: Path, *, as_json: bool) -> None:
         typer.echo(f"predict with it:  {program()} predict {shown} TABLE --to predictions.csv")
 
 
+def resume_fit(
+    directory: Path,
+    *,
+    trials: int | None,
+    timeout: float | None,
+    storage: str | None,
+    devices: str | None,
+    device_memory: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Go on with the fit of a study; the exit code."""
+    from hydra_tune.automl.fit import fit as fit_table
+
+    try:
+        fit_table(
+            None, "", time=timeout, trials=trials, to=directory, storage=storage, devices=devices or "auto",
+            device_memory=device_memory, resume=True, progress=not quiet, spent=_seconds_since_start(),
+        )  # fmt: skip
+    except KeyboardInterrupt as error:
+        print(f"{error or 'interrupted'}", file=sys.stderr)
+        return 130
+    show_fit(directory, as_json=as_json)
+    return 0
+
+
 def _seconds_since_start() -> float:
     """What starting the interpreter and importing took: the user waits for that too."""
     import psutil
 
-    return max(0.0, time.time() - float(psutil.Process(os.getpid()).create_time()))
+    return max(0.0, clock.time() - float(psutil.Process(os.getpid()).create_time()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +23,8 @@ def resume(
     as_json: Json = False,
 ) -> int:
     """Go on with a study: finished trials stay, running ones go on from their checkpoints."""
+    from hydra_tune.automl.build import FitSource
+    from hydra_tune.cli.fit import resume_fit
     from hydra_tune.settings import default_storage
     from hydra_tune.spec import stored_spec
 
@@ -31,4 +34,9 @@ def resume(
     }  # fmt: skip
     flags = {name: value for name, value in given.items() if value is not None}
     ready = stored_spec(storage or default_storage(), study, flags)
+    if isinstance(ready.source, FitSource):
+        return resume_fit(
+            Path(ready.source.directory), trials=trials, timeout=timeout, storage=storage, devices=devices,
+            device_memory=device_memory, quiet=quiet, as_json=as_json,
+        )  # fmt: skip
     return run_and_print(ready, storage=storage, as_json=as_json)
