@@ -170,6 +170,26 @@ def test_a_directory_is_not_overwritten_and_more_trials_go_on_in_it() -> None:
         fit(line(), "y", to="elsewhere", resume=True)
 
 
+def test_a_refit_learns_from_all_rows() -> None:
+    frame = line(200)
+    predictor = fit(frame, "y", to="m", folds=1, refit=True)
+    assert predictor.description.refit
+    assert predictor.evaluate(line(40, seed=9))["r2"] > 0.95
+    weights = [path.read_bytes() for path in sorted(Path("m").rglob("models/trial-*.safetensors"))]
+    assert len(set(weights)) == len(weights)
+    judged = {each.column for each in predictor.feature_importance()}
+    assert judged == {"a", "b"}
+
+
+def test_resuming_the_study_goes_on_with_the_fit() -> None:
+    from hydra_tune.cli.app import run
+
+    fit(line(), "y", to="m", study="s", trials=1)
+    before = len(ht.Predictor("m").leaderboard())
+    assert run(["resume", "s", "--trials", "2", "-q"]) == 0
+    assert len(ht.Predictor("m").leaderboard()) > before
+
+
 def test_a_memory_budget_trains_in_shards() -> None:
     predictor = fit(mixed(), "bought", to="m", trials=1, device_memory="64MiB", folds=2)
     assert set(predictor.leaderboard()["strategy"]) == {"shard"}
