@@ -7,7 +7,7 @@ import shlex
 import sys
 import time as clock
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,23 +37,33 @@ def fit(
     as_json: Json = False,
 ) -> int:
     """Fit a table: search model families, ensemble the best, and leave a predictor."""
-    started = _seconds_since_start()
-    from hydra_tune.automl.fit import fit as fit_table
     from hydra_tune.automl.state import free_directory
 
     place = to if to is not None else free_directory(table)
-    shown = shlex.quote(str(place))
-    again = f"{program()} fit {shlex.quote(table)} --target {shlex.quote(target)} --to {shown} --resume"
+    again = (
+        f"{program()} fit {shlex.quote(table)} --target {shlex.quote(target)} --to {shlex.quote(str(place))} --resume"
+    )
+    options: dict[str, Any] = {
+        "time": time, "trials": trials, "task": task, "metric": metric, "folds": folds, "families": families,
+        "refit": refit, "seed": seed, "study": study, "storage": storage, "devices": devices,
+        "device_memory": device_memory, "resume": resume,
+    }  # fmt: skip
+    return fit_and_show(table, target, place, options, again=again, quiet=quiet, as_json=as_json)
+
+
+def fit_and_show(
+    table: str | None, target: str, to: Path, options: dict[str, Any], *, again: str, quiet: bool, as_json: bool
+) -> int:
+    """Fit, or go on with a fit, and print what it found; the exit code. `again` is the command that goes on."""
+    started = _seconds_since_start()
+    from hydra_tune.automl.fit import fit as fit_table
+
     try:
-        fit_table(
-            table, target, time=time, trials=trials, to=place, task=task, metric=metric, folds=folds,
-            families=families, refit=refit, seed=seed, study=study, storage=storage, devices=devices,
-            device_memory=device_memory, resume=resume, progress=not quiet, spent=started,
-        )  # fmt: skip
+        fit_table(table, target, to=to, progress=not quiet, spent=started, **options)
     except KeyboardInterrupt as error:
         print(f"{error or 'interrupted'}. Go on with: {again}", file=sys.stderr)
         return 130
-    show_fit(place, as_json=as_json)
+    show_fit(to, as_json=as_json)
     return 0
 
 
@@ -65,32 +75,6 @@ def show_fit(directory: Path, *, as_json: bool) -> None:
     if not as_json:
         shown = shlex.quote(str(directory))
         typer.echo(f"predict with it:  {program()} predict {shown} TABLE --to predictions.csv")
-
-
-def resume_fit(
-    directory: Path,
-    *,
-    trials: int | None,
-    timeout: float | None,
-    storage: str | None,
-    devices: str | None,
-    device_memory: str | None,
-    quiet: bool,
-    as_json: bool,
-) -> int:
-    """Go on with the fit of a study; the exit code."""
-    from hydra_tune.automl.fit import fit as fit_table
-
-    try:
-        fit_table(
-            None, "", time=timeout, trials=trials, to=directory, storage=storage, devices=devices or "auto",
-            device_memory=device_memory, resume=True, progress=not quiet, spent=_seconds_since_start(),
-        )  # fmt: skip
-    except KeyboardInterrupt as error:
-        print(f"{error or 'interrupted'}", file=sys.stderr)
-        return 130
-    show_fit(directory, as_json=as_json)
-    return 0
 
 
 def _seconds_since_start() -> float:

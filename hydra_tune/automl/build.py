@@ -134,7 +134,7 @@ class FitBuild:
         epochs = min(candidate.epochs, math.floor(self.plan.trial_seconds / epoch))
         if epochs >= FEWEST_EPOCHS:
             return epochs
-        if FEWEST_EPOCHS * epoch > 4 * self.plan.trial_seconds and not isinstance(candidate.model, PerFold):
+        if FEWEST_EPOCHS * epoch > 4 * self.plan.trial_seconds:
             raise optuna.TrialPruned(
                 f"an epoch would take {epoch:.1f} s, of {self.plan.trial_seconds:.1f} s for the trial"
             )

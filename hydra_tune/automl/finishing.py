@@ -26,6 +26,7 @@ from hydra_tune.automl.prepared import Prepared
 from hydra_tune.automl.scores import Score, score_for
 from hydra_tune.pruning import EPOCHS
 from hydra_tune.result import SearchResult
+from hydra_tune.search_spaces.table import FOLD
 from hydra_tune.storage.queries import TrialRecord
 
 CONSIDERED = 30
@@ -79,11 +80,10 @@ def _judge(
     order = [*ranked[:1], *sorted(baseline, key=lambda record: record.value or 0.0)[:1], *ranked[1:CONSIDERED]]
     judged: dict[int, Judged] = {}
     shape, rows = prepared.shape(), prepared.judged_rows()
-    fold = rows.tensors[1][:, 2].long().numpy()
+    fold = rows.tensors[1][:, FOLD].long().numpy()
     for record in order:
         if record.number in judged:
             continue
-        # The best and the baseline are always there; the others as far as time allows.
         if len(judged) >= 2 and out_of_time():
             break
         entry, weights = _entry(result, record), result.weights(record.number)

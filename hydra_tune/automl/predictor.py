@@ -27,6 +27,7 @@ from hydra_tune.automl.scores import SCORES, Score, score_for
 from hydra_tune.automl.target import FitTask, codes_of, known_rows, labels_of
 from hydra_tune.errors import InputError, SpecError, nearest, quoted
 from hydra_tune.search_spaces.bagged_objectives import answers
+from hydra_tune.search_spaces.table import FOLD
 from hydra_tune.weights import load_weights
 
 if TYPE_CHECKING:
@@ -156,9 +157,9 @@ class Predictor:
         if table is None:
             fitted = Prepared.load(self.directory)
             held_out = fitted.judged_rows()
-            fold = held_out.tensors[1][:, 2].long().numpy()
+            fold = held_out.tensors[1][:, FOLD].long().numpy()
             rows, truth = held_out.tensors[0].numpy(), fitted.truth()
-            members = Predictor._of_folds(self)
+            members = self._of_folds()
             return permuted_importance(
                 fitted, rows, truth, lambda inputs: members._predicted(inputs, None, fold), self._score, repeats, seed
             )
@@ -183,7 +184,7 @@ class Predictor:
 
     def _possible_scores(self, truth: np.ndarray) -> Sequence[Score]:
         both = len(np.unique(truth)) > 1
-        return [score for score in SCORES[self.task] if both or score.name not in ("roc_auc",)]
+        return [score for score in SCORES[self.task] if both or score.name != "roc_auc"]
 
     def _read(self, table: TableLike) -> Table:
         rows = read_table(table)
