@@ -115,12 +115,13 @@ def _searched(
     )
     judged = {"binary": "roc_auc", "multiclass": "accuracy", "regression": "neg_root_mean_squared_error"}[task]
     best: tuple[float, Any] | None = None
-    longest = 0.0
-    while best is None or time.monotonic() - began + 1.25 * longest < seconds:
+    last = 0.0
+    # Until the next one, which takes about as long as the last, would be over after the time.
+    while best is None or time.monotonic() - began + last < seconds:
         started = time.monotonic()
         model = make_pipeline(_columns(rows, scaled), propose())
         value = float(cross_val_score(model, rows, wanted, cv=folds, scoring=judged, n_jobs=2).mean())
-        longest = max(longest, time.monotonic() - started)
+        last = time.monotonic() - started
         if best is None or value > best[0]:
             best = (value, model)
     model = best[1].fit(rows, wanted)

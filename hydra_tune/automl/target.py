@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from hydra_tune.errors import SpecError, nearest, quoted
-from hydra_tune.search_spaces.dataset import Task
 from hydra_tune.search_spaces.tables import MOST_NUMBERED_CLASSES, floats, is_numeric
 
 if TYPE_CHECKING:
@@ -34,14 +33,6 @@ class Target:
     labels: tuple[Label, ...] = ()
     """The classes in the order of their numbers."""
 
-    @property
-    def outputs(self) -> int:
-        return len(self.labels) or 1
-
-    @property
-    def kind(self) -> Task:
-        return "regression" if self.task == "regression" else "classification"
-
 
 def make_target(column: pd.Series[Any], where: str, stated: str | None = None) -> Target:
     """The target that a column without empty cells stands for."""
@@ -56,7 +47,7 @@ def make_target(column: pd.Series[Any], where: str, stated: str | None = None) -
         raise SpecError(f"column {name!r} of {where} has one value only, {quoted(labels[0])}", "nothing to predict")
     if stated == "binary" and len(labels) > 2:
         raise SpecError(f"column {name!r} of {where} has {len(labels)} classes", "give --task multiclass")
-    return Target(name, "binary" if len(labels) == 2 else "multiclass", codes, tuple(labels))
+    return Target(name, task, codes, tuple(labels))
 
 
 def known_rows(column: pd.Series[Any], where: str) -> tuple[np.ndarray, list[str]]:

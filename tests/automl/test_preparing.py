@@ -42,6 +42,7 @@ def test_the_task_is_inferred(values, task):
 def test_the_task_can_be_stated():
     column = pd.Series([1, 2, 3, 4] * 10, name="y")
     assert make_target(column, "t", "regression").task == "regression"
+    assert make_target(pd.Series([1, 2] * 9, name="y"), "t", "multiclass").task == "multiclass"
     with pytest.raises(HydraTuneError, match="4 classes"):
         make_target(column, "t", "binary")
     with pytest.raises(HydraTuneError, match="did you mean 'regression'"):
