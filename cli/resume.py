@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hydra_tune.cli.options import Json, Storage, Study
+from hydra_tune.cli.options import Json, Storage, Study, program
 from hydra_tune.cli.running import run_and_print
 
 
@@ -22,6 +24,8 @@ def resume(
     as_json: Json = False,
 ) -> int:
     """Go on with a study: finished trials stay, running ones go on from their checkpoints."""
+    from hydra_tune.automl.build import FitSource
+    from hydra_tune.cli.fit import fit_and_show
     from hydra_tune.settings import default_storage
     from hydra_tune.spec import stored_spec
 
@@ -31,4 +35,12 @@ def resume(
     }  # fmt: skip
     flags = {name: value for name, value in given.items() if value is not None}
     ready = stored_spec(storage or default_storage(), study, flags)
+    if isinstance(ready.source, FitSource):
+        again = f"{program()} resume {shlex.quote(study)}"
+        options = {
+            "trials": trials, "time": timeout, "storage": storage, "devices": devices or "auto",
+            "device_memory": device_memory, "resume": True,
+        }  # fmt: skip
+        place = Path(ready.source.directory)
+        return fit_and_show(None, "", place, options, again=again, quiet=quiet, as_json=as_json)
     return run_and_print(ready, storage=storage, as_json=as_json)

@@ -24,9 +24,12 @@ def search(
     spill: Annotated[str | None, typer.Option(help="Directory for what processes hand to each other.")] = None,
     strategy: Annotated[str | None, typer.Option(help="How candidates are trained: auto or whole.")] = None,
     sampler: Annotated[str | None, typer.Option(help="tpe, random, cmaes, gp, qmc, grid or nsgaii.")] = None,
-    pruner: Annotated[str | None, typer.Option(help="none, median, asha, hyperband or percentile.")] = None,
+    pruner: Annotated[str | None, typer.Option(help="none, median, asha, hyperband, percentile or share.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the study; drawn and recorded when not given.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds after which no trial is started.")] = None,
+    stop_at_timeout: Annotated[
+        bool, typer.Option("--stop-at-timeout", help="End running trials at the timeout with the epochs they have.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an existing study.")] = False,
     concurrency: Annotated[int | None, typer.Option(help="Trials in flight; default one a device.")] = None,
     keep_weights: Annotated[int | None, typer.Option(help="How many of the best trials keep their weights.")] = None,
@@ -47,7 +50,7 @@ def search(
         "trials": trials, "metric": _one_or_all(metric), "direction": _one_or_all(direction), "study": study,
         "storage": storage, "devices": devices, "device_memory": device_memory, "spill": spill, "strategy": strategy,
         "sampler": sampler, "pruner": pruner, "seed": seed, "timeout": timeout, "resume": resume or None,
-        "concurrency": concurrency, "keep_weights": keep_weights,
+        "stop_at_timeout": stop_at_timeout or None, "concurrency": concurrency, "keep_weights": keep_weights,
         "checkpoint_seconds": checkpoint_seconds, "deadline": deadline,
         "allow_changes": allow_changes or None, "epochs": epochs, "data": data,
         "progress": False if quiet else None,

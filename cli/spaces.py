@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hydra_tune.cli.options import Json
+
+if TYPE_CHECKING:
+    from hydra_tune.search_spaces.dataset import Data
 
 
 def spaces(
@@ -38,10 +41,24 @@ def _show_family(name: str, data: str | None, as_json: bool) -> None:
     from hydra_tune.search_spaces.families import FamilyBuild, family
 
     chosen = family(name)
-    build = FamilyBuild(families=(chosen.name,), data=data or ("text" if "language" in chosen.tasks else "digits"))
-    rows = [(param.name, str(param.distribution), str(param.when or "")) for param in build.space.params]
+    if "table" in chosen.kinds:
+        space = chosen.space(_table(data))
+    else:
+        space = FamilyBuild((chosen.name,), data or ("text" if "language" in chosen.tasks else "digits")).space
+    rows = [(param.name, str(param.distribution), str(param.when or "")) for param in space.params]
     if as_json:
         print_json([{"name": n, "distribution": d, "when": w} for n, d, w in rows])
         return
     table = Table(["parameter", "distribution", "when"], rows=list(rows))
     print_table(table)
+
+
+def _table(data: str | None) -> Data:
+    """A table with its last column as the target, for the families that `fit` searches."""
+    from sklearn.datasets import load_breast_cancer
+
+    from hydra_tune.automl.prepared import prepare
+    from hydra_tune.automl.reading import read_table
+
+    table = read_table(load_breast_cancer(as_frame=True).frame if data is None else data)
+    return prepare(table, table.columns[-1])[0].data()

@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hydra_tune.automl.fit import fit as fit
+    from hydra_tune.automl.predictor import Predictor as Predictor
     from hydra_tune.batches import epoch_order as epoch_order
     from hydra_tune.candidate import Candidate as Candidate
     from hydra_tune.coordinator import search as search
@@ -28,11 +30,13 @@ _HOME = {
     "CandidateError": "hydra_tune.errors",
     "HydraTuneError": "hydra_tune.errors",
     "InputError": "hydra_tune.errors",
+    "Predictor": "hydra_tune.automl.predictor",
     "SearchFailed": "hydra_tune.errors",
     "SearchResult": "hydra_tune.result",
     "SpecError": "hydra_tune.errors",
     "StorageError": "hydra_tune.errors",
     "epoch_order": "hydra_tune.batches",
+    "fit": "hydra_tune.automl.fit",
     "search": "hydra_tune.coordinator",
     "trial_seed": "hydra_tune.seeds",
 }

@@ -80,6 +80,8 @@ class TrialRunner:
     study: StudyThread
     files: StudyFiles
     stopping: Callable[[], bool]
+    out_of_time: Callable[[], bool]
+    """Whether running trials are to end with the epochs they have."""
     on_progress: Callable[[int, Blueprint, Progress], None]
     show: Callable[[str], None]
     at_once: int = 1
@@ -315,6 +317,9 @@ class _Run(TrialRun):
         self.runner.show(f"trial {self.number} is not checkpointed: {reason}")
         study = self.runner.study
         study.post(study.study.event, self.number, "checkpoint", reason)
+
+    def out_of_time(self) -> bool:
+        return self.runner.out_of_time()
 
     def stop_here(self) -> None:
         if self.number in self.runner.study.study.stopped:

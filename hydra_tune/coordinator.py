@@ -70,18 +70,22 @@ def search(
     checkpoint_seconds: float = 10.0,
     deadline: float | None = None,
     allow_changes: bool = False,
+    stop_at_timeout: bool = False,
+    enqueue: Sequence[Mapping[str, Any]] = (),
 ) -> SearchResult:
     """Search for the candidate with the best metric.
 
     `build(trial)` returns a `Candidate`, or a number as any Optuna objective does. `trials` is the total of the study:
     resuming a study of 10 with `trials=20` runs 10 more. After `timeout` seconds no trial is started; those that run
-    are finished. Raises SearchFailed when no trial completed.
+    are finished, or with `stop_at_timeout` end with the epochs they have. `enqueue` lists parameters to try first.
+    Raises SearchFailed when no trial completed.
     """
     settings = make_settings(
         trials=trials, metric=metric, direction=direction, study=study, storage=storage, devices=devices,
         device_memory=device_memory, spill=spill, strategy=strategy, sampler=sampler, pruner=pruner, seed=seed,
         timeout=timeout, resume=resume, concurrency=concurrency, progress=progress, keep_weights=keep_weights,
         checkpoint_seconds=checkpoint_seconds, deadline=deadline, allow_changes=allow_changes,
+        stop_at_timeout=stop_at_timeout, enqueue=enqueue,
     )  # fmt: skip
     return run_search(PickledSource.of(build), settings, space=getattr(build, "space", None), load_build=lambda: build)
 
@@ -172,6 +176,7 @@ class Search:
                     at_once=at_once,
                     files=thread.study.files,
                     stopping=self._stop.is_set,
+                    out_of_time=self._ends_trials,
                     on_progress=self.display.trial_progress,
                     show=self.display.show,
                 )
@@ -236,8 +241,13 @@ class Search:
         return min(self.settings.trials, trial_limit(self.study.study.sampler) or self.settings.trials)
 
     def _may_ask(self, trials: int) -> bool:
-        in_time = self._deadline is None or time.monotonic() < self._deadline
-        return trials < self._limit and in_time and not self.gave_up
+        return trials < self._limit and not self._out_of_time() and not self.gave_up
+
+    def _out_of_time(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _ends_trials(self) -> bool:
+        return self.settings.stop_at_timeout and self._out_of_time()
 
     # What actions may do
 

@@ -60,13 +60,21 @@ class SearchView:
         return self.before + self.ended.total()
 
     def seconds_left(self) -> float | None:
-        """Until the budget is used up, at the pace so far."""
+        """Until the budget is used up, at the pace so far, or until time is."""
+        if self.settings.endless and self.settings.timeout is not None:
+            return max(0.0, self.started + self.settings.timeout - time.monotonic())
         here = self.ended.total()
         if not here:
             return None
         pace = (time.monotonic() - self.started) / (here + sum(row.fraction for row in self.trials.values()))
         left = self.settings.trials - self.finished - sum(row.fraction for row in self.trials.values())
         return max(0.0, pace * left)
+
+    def share_done(self) -> float:
+        """Of the budget, in trials or in time."""
+        if self.settings.endless and self.settings.timeout is not None:
+            return min(1.0, (time.monotonic() - self.started) / self.settings.timeout)
+        return (self.finished + sum(row.fraction for row in self.trials.values())) / self.settings.trials
 
     def note_value(self, number: int, outcome: Outcome) -> None:
         if outcome.status is not Status.COMPLETE or not outcome.values or len(outcome.values) > 1:
@@ -144,7 +152,7 @@ class PlainDisplay(Display):
         super().search_started(study_id, finished)
         done = f", {finished} of them done" if finished else ""
         self.show(
-            f"study {self.settings.study}: {self.settings.trials} trials{done}, on {', '.join(self.view.devices)}, "
+            f"study {self.settings.study}: {self._budget()}{done}, on {', '.join(self.view.devices)}, "
             f"in {masked(self.settings.storage)}"
         )
 
@@ -153,7 +161,14 @@ class PlainDisplay(Display):
         super().trial_ended(number, outcome)
         self.show(f"{self._progress()} trial {number} {self._what(outcome)} in {time.monotonic() - row.started:.1f} s")
 
+    def _budget(self) -> str:
+        if self.settings.endless and self.settings.timeout is not None:
+            return f"{duration(self.settings.timeout)} of trials"
+        return f"{self.settings.trials} trials"
+
     def _progress(self) -> str:
+        if self.settings.endless:
+            return f"[{self.view.finished}]"
         width = len(str(self.settings.trials))
         return f"[{self.view.finished:{width}}/{self.settings.trials}]"
 
@@ -204,15 +219,13 @@ class LiveDisplay(Display):
         view = self.view
         left = view.seconds_left()
         eta = f", about {duration(left)} left" if left is not None and view.finished < self.settings.trials else ""
+        total = "" if self.settings.endless else f"/{self.settings.trials}"
         head = Text.assemble(
             ("study ", "dim"), (self.settings.study, "bold"),
-            f"  {view.finished}/{self.settings.trials} trials, {duration(time.monotonic() - view.started)}{eta}",
+            f"  {view.finished}{total} trials, {duration(time.monotonic() - view.started)}{eta}",
             (f"  ({view.summary()})", "dim"),
         )  # fmt: skip
-        bar = ProgressBar(
-            total=self.settings.trials,
-            completed=view.finished + sum(r.fraction for r in view.trials.values()),
-        )
+        bar = ProgressBar(total=1.0, completed=view.share_done())
         overall = Table.grid()
         overall.add_row(bar)
         table = Table(box=None, pad_edge=False, header_style="dim")

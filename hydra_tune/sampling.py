@@ -22,6 +22,7 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 
 from hydra_tune.errors import SpecError, nearest, quoted
+from hydra_tune.pruning import SharePruner
 from hydra_tune.search_spaces.distributions import value_at
 from hydra_tune.search_spaces.space import Assignment, Space
 
@@ -219,4 +220,5 @@ PRUNERS: dict[str, Callable[[], BasePruner]] = {
     "asha": optuna.pruners.SuccessiveHalvingPruner,
     "hyperband": optuna.pruners.HyperbandPruner,
     "percentile": lambda: optuna.pruners.PercentilePruner(25.0),
+    "share": SharePruner,
 }

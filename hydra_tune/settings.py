@@ -15,6 +15,8 @@ DEFAULT_STORAGE = "sqlite:///hydra_tune.db"
 DIRECTIONS = ("minimize", "maximize")
 LONGEST_NAME = 200
 WEIGHTS_KEPT = 10
+ENDLESS = 10**6
+"""So many trials are as many as time allows."""
 _ADJECTIVES = "amber brave calm clever daring eager gentle happy keen lively mellow noble proud quick quiet sunny wise"
 _ANIMALS = "badger crane dolphin falcon finch gecko heron ibex koala lynx marten newt otter owl puffin raven seal tern"
 
@@ -45,6 +47,10 @@ class SearchSettings:
     """How often a running trial is checkpointed; less often where writing takes long."""
     deadline: float | None = None
     """Seconds without a sign of life after which a trial counts as hung; by default derived from measured times."""
+    stop_at_timeout: bool = False
+    """Whether running trials end at the timeout, with the epochs they have, rather than being finished."""
+    enqueue: Sequence[Mapping[str, Any]] = ()
+    """Parameters to try first, as with Optuna's `enqueue_trial`."""
     allow_changes: bool = False
     """Whether a resumed study may go on with another build function or search space."""
 
@@ -61,6 +67,9 @@ class SearchSettings:
             value = getattr(self, name)
             if value is not None and (not _is_number(value) or not value > 0):
                 raise SpecError(f"{name} cannot be {quoted(value)}", "give seconds, more than 0")
+        if self.stop_at_timeout and self.timeout is None:
+            raise SpecError("stop_at_timeout needs a timeout", "give timeout=seconds too")
+        _check_enqueued(self.enqueue)
         check_name("study", self.study)
         self._check_objectives()
         if self.spill is not None and not (isinstance(self.spill, str | Path) and Path(self.spill).is_dir()):
@@ -81,6 +90,11 @@ class SearchSettings:
             )
         if not self.metrics or len(set(self.metrics)) < len(self.metrics):
             raise SpecError(f"metric cannot be {quoted(list(self.metrics))}", "name each metric once")
+
+    @property
+    def endless(self) -> bool:
+        """Whether only time ends the search."""
+        return self.trials >= ENDLESS
 
     def stored(self) -> dict[str, Any]:
         """What of the settings is recorded with the study, as plain data."""
@@ -148,6 +162,11 @@ def _several(name: str, value: object) -> tuple[str, ...]:
 def _whole(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise SpecError(f"{name} cannot be {quoted(value)}", f"give a whole number of at least {least}")
+
+
+def _check_enqueued(enqueue: object) -> None:
+    if not isinstance(enqueue, list | tuple) or not all(isinstance(params, Mapping) for params in enqueue):
+        raise SpecError(f"enqueue cannot be {quoted(enqueue)}", "give a list of parameters, such as [{'lr': 0.01}]")
 
 
 def _is_number(value: object) -> bool:

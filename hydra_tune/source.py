@@ -202,6 +202,10 @@ def source_from(description: dict[str, Any]) -> Source:
             "epochs": int(epochs),
         }:
             return FamilySource(tuple(families), data, overrides, epochs)
+        case {"kind": "fit", "directory": str(directory), "plan": dict(plan)}:
+            from hydra_tune.automl.build import FitPlan, FitSource
+
+            return FitSource(directory, FitPlan.from_json(plan))
     raise SpecError(f"a study's source is {quoted(description)}", "start a new study from its file")
 
 

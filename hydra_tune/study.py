@@ -97,7 +97,10 @@ class OwnedStudy:
         parts["pruner"] = make_pruner(settings.pruner)
         if not exists:
             directions = [StudyDirection[direction.upper()] for direction in settings.directions]
-            return optuna.create_study(study_name=settings.study, directions=directions, **parts)
+            study = optuna.create_study(study_name=settings.study, directions=directions, **parts)
+            for params in settings.enqueue:
+                study.enqueue_trial(dict(params))
+            return study
         assert self._before is not None
         check_objectives(self._before, settings)
         return optuna.load_study(study_name=settings.study, **parts)

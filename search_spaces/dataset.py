@@ -15,13 +15,14 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hydra_tune.errors import SpecError, quoted
+from hydra_tune.search_spaces.table import TableLayout, TargetScale
 
 Task: TypeAlias = Literal["classification", "regression", "language"]
-Kind: TypeAlias = Literal["features", "sequence", "image", "tokens"]
+Kind: TypeAlias = Literal["features", "sequence", "image", "tokens", "table"]
 
 TASKS: tuple[Task, ...] = ("classification", "regression", "language")
-KINDS: Mapping[Kind, int] = {"features": 1, "sequence": 2, "image": 3, "tokens": 1}
-"""What one input is → its dimensions: (n,), (steps, n), (channels, height, width), (steps,)."""
+KINDS: Mapping[Kind, int] = {"features": 1, "sequence": 2, "image": 3, "tokens": 1, "table": 2}
+"""What one input is → its dimensions: (n,), (steps, n), (channels, height, width), (steps,), (folds, n)."""
 
 VALID_FRACTION = 0.2
 SPLIT_SEED = 0
@@ -50,6 +51,10 @@ class Data:
     target_variance: float = 1.0
     encoding: Any = field(default=None, repr=False)
     """How a table's columns became numbers (`tables.Encoding`); None for other sources."""
+    layout: TableLayout | None = field(default=None, repr=False)
+    """What the numbers of a row of kind "table" are; None for other kinds."""
+    target_scales: TargetScale | None = field(default=None, repr=False)
+    """Of a table: how its folds' models see the target."""
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -57,7 +62,8 @@ class Data:
         if KINDS.get(self.kind) != len(self.input_shape):
             raise SpecError(
                 f"data {self.name!r} has inputs of kind {quoted(self.kind)} and shape {self.input_shape}",
-                "known: features (n,), sequence (steps, n), image (channels, height, width), tokens (steps,)",
+                "known: features (n,), sequence (steps, n), image (channels, height, width), tokens (steps,), "
+                "table (folds, n)",
             )
         for part in ("train", "valid"):
             if not len(getattr(self, part)):

@@ -84,6 +84,31 @@ FAMILIES: Mapping[str, Family] = {
             kinds=("sequence", "image", "tokens"),
             clip_grad_norm=1.0,
         ),
+        Family(
+            name="linear",
+            description="weighted sum of a table's columns, the baseline",
+            tasks=("classification", "regression"),
+            kinds=("table",),
+        ),
+        Family(
+            name="tabular_mlp",
+            description="dense layers on a table's embedded columns, members of an ensemble sharing them",
+            tasks=("classification", "regression"),
+            kinds=("table",),
+        ),
+        Family(
+            name="tabular_resnet",
+            description="residual dense blocks on a table's embedded columns",
+            tasks=("classification", "regression"),
+            kinds=("table",),
+        ),
+        Family(
+            name="ft_transformer",
+            description="attention among a table's columns",
+            tasks=("classification", "regression"),
+            kinds=("table",),
+            clip_grad_norm=1.0,
+        ),
     )
 }
 

@@ -38,7 +38,7 @@ class Numbers:
     scale: float
 
     def encode(self, column: pd.Series[Any]) -> np.ndarray:
-        values = (_floats(column) - self.mean) / self.scale
+        values = (floats(column) - self.mean) / self.scale
         return np.nan_to_num(values, nan=0.0)[:, None]
 
 
@@ -74,7 +74,7 @@ class Encoding:
 
 def load_table(path: Path, file_format: str, target: str | None = None, task: TableTask | None = None) -> Data:
     """A table as data. Without a `target`, it is the last column."""
-    frame = _read(path, file_format)
+    frame = read_frame(path, file_format)
     where = str(path)
     if len(frame) < FEWEST_ROWS:
         raise SpecError(f"{where} has {len(frame) or 'no'} rows", f"give at least {FEWEST_ROWS}")
@@ -90,13 +90,14 @@ def load_table(path: Path, file_format: str, target: str | None = None, task: Ta
     return _classes(frame, target, where) if task == "classification" else _numbers(frame, target, where)
 
 
-def _read(path: Path, file_format: str) -> pd.DataFrame:
+def read_frame(path: Path, file_format: str, **csv_options: Any) -> pd.DataFrame:
+    """The table in a file, its column names as text; `csv_options` are those of pandas."""
     try:
         import pandas as pd
     except ImportError:
         raise SpecError("tables need the package pandas", "pip install pandas pyarrow") from None
     try:
-        frame = pd.read_csv(path) if file_format == "csv" else pd.read_parquet(path)
+        frame = pd.read_csv(path, **csv_options) if file_format == "csv" else pd.read_parquet(path)
     except FileNotFoundError:
         raise SpecError(f"there is no file {quoted(str(path))}", "give an existing path") from None
     except pd.errors.EmptyDataError:
@@ -114,7 +115,7 @@ def _task(column: pd.Series[Any], stated: TableTask | None) -> TableTask:
         if stated not in ("classification", "regression"):
             raise SpecError(f"a table cannot have the task {quoted(stated)}", "give classification or regression")
         return stated
-    if not _is_numeric(column) or str(column.dtype).startswith("bool"):
+    if not is_numeric(column) or str(column.dtype).startswith("bool"):
         return "classification"
     whole = bool((column == column.round()).all())
     return "classification" if whole and column.nunique() <= MOST_NUMBERED_CLASSES else "regression"
@@ -146,9 +147,9 @@ def _classes(frame: pd.DataFrame, target: str, where: str) -> Data:
 
 
 def _numbers(frame: pd.DataFrame, target: str, where: str) -> Data:
-    if not _is_numeric(frame[target]):
+    if not is_numeric(frame[target]):
         raise _junk(frame[target], target, where)
-    values = _floats(frame[target])
+    values = floats(frame[target])
     _check_finite(values, target, where)
     train, valid = split(len(frame))
     encoding = Encoding.fit(frame, target, train, where)
@@ -171,8 +172,8 @@ def _numbers(frame: pd.DataFrame, target: str, where: str) -> Data:
 def _fit_column(column: pd.Series[Any], name: str, train: np.ndarray, where: str) -> Numbers | Categories:
     if column.isna().all():
         raise SpecError(f"column {name!r} of {where} is empty", "remove it")
-    if _is_numeric(column):
-        values = _floats(column)
+    if is_numeric(column):
+        values = floats(column)
         _check_finite(values[~np.isnan(values)], name, where)
         known = values[train][~np.isnan(values[train])]
         return Numbers(name, float(known.mean()), float(spread(known)[0])) if len(known) else Numbers(name, 0.0, 1.0)
@@ -188,13 +189,13 @@ def _fit_column(column: pd.Series[Any], name: str, train: np.ndarray, where: str
     return Categories(name, tuple(categories))
 
 
-def _is_numeric(column: pd.Series[Any]) -> bool:
+def is_numeric(column: pd.Series[Any]) -> bool:
     from pandas.api.types import is_numeric_dtype
 
     return bool(is_numeric_dtype(column.dtype))
 
 
-def _floats(column: pd.Series[Any]) -> np.ndarray:
+def floats(column: pd.Series[Any]) -> np.ndarray:
     """A numeric column as floats, with NaN for what is missing in pandas' nullable types too."""
     return np.asarray(column.to_numpy(dtype=float, na_value=np.nan))
 

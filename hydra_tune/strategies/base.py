@@ -167,6 +167,10 @@ class TrialRun(ABC):
     def checkpoint_failed(self, reason: str) -> None:
         """A checkpoint could not be written; the one before it counts."""
 
+    def out_of_time(self) -> bool:
+        """Whether the trial is to end with the epochs it has, its weights and its value being theirs."""
+        return False
+
     @abstractmethod
     def stop_here(self) -> None:
         """Call between units, after a checkpoint that was due; raises Interrupted when the search stops."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from hydra_tune.strategies.base import TrialRun
+from hydra_tune.strategies.base import Pruned, TrialRun
 from hydra_tune.training import Progress
 
 SLICE_SECONDS = 1.0
@@ -66,14 +66,27 @@ async def train_epochs(run: TrialRun, candidate: InTraining) -> None:
             remaining = run.remaining(progress) or remaining
             if progress.epoch_done:
                 break
+            if run.out_of_time() and _may_end(run, best):
+                await candidate.save()
+                return
             await _checkpoint(run, candidate)
         metrics = await candidate.end_epoch(remaining)
         if run.blueprint.keep == "best" and run.better(metrics[run.metric], best):
             best = metrics[run.metric]
             await candidate.keep_weights()
         await run.report(epoch, metrics)
+        if run.out_of_time():
+            break
         await _checkpoint(run, candidate)
     await candidate.save()
+
+
+def _may_end(run: TrialRun, best: float | None) -> bool:
+    """Whether a trial that is out of time can end within an epoch: its best one is kept, or none is over yet."""
+    if best is None:
+        run.note("timeout", "out of time before its first epoch was over")
+        raise Pruned
+    return run.blueprint.keep == "best"
 
 
 async def _checkpoint(run: TrialRun, candidate: InTraining) -> None:

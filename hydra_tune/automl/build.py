@@ -1,0 +1,230 @@
+"""The build function of a fit: candidates of the families for tables on a prepared table.
+
+Where time is short a trial's epochs come from the speed of its own first steps, so that each trial takes about the same
+time; they are recorded with the trial, which goes on with the same number when it is resumed.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from hydra_tune.automl.portfolio import BASELINE
+from hydra_tune.automl.prepared import Prepared
+from hydra_tune.candidate import Candidate
+from hydra_tune.pruning import EPOCHS, NEVER
+from hydra_tune.search_spaces.bagged import PerFold
+from hydra_tune.search_spaces.bagged_objectives import BaggedLoss, bagged_metrics
+from hydra_tune.search_spaces.dataset import Data
+from hydra_tune.search_spaces.families import Family, family
+from hydra_tune.search_spaces.space import Space
+from hydra_tune.search_spaces.training import optimizer
+
+LEAST_STEPS = 16
+"""An epoch of a small table goes through it several times: judging it after every few steps would take all the time."""
+STEPS, LEAST_EPOCHS, MOST_EPOCHS = 2_000, 12, 40
+"""A whole training, where time does not matter. Small tables are learned by heart in more."""
+FEWEST_EPOCHS = 4
+"""A model that cannot have as many in its time is not worth beginning."""
+WARM_UP = 0.05
+EVALUATION = 0.4
+"""What judging an epoch costs, in trainings of one."""
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """What of a fit its trials must know; part of the study's source."""
+
+    families: tuple[str, ...]
+    objective: str
+    trial_seconds: float | None = None
+    """About how long a trial may take; None where time does not matter."""
+    epochs: tuple[tuple[int, int], ...] = ()
+    """Of each trial of a refit: after how many epochs it ends, of how many its learning rate was made for."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "families": list(self.families), "epochs": [list(pair) for pair in self.epochs]}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> FitPlan:
+        epochs = tuple((ends, planned) for ends, planned in plain["epochs"])
+        return cls(**{**plain, "families": tuple(plain["families"]), "epochs": epochs})
+
+
+class FitBuild:
+    """Build candidates from the directory of a fit."""
+
+    def __init__(self, directory: str, plan: FitPlan) -> None:
+        self.directory, self.plan = directory, plan
+        self.prepared = Prepared.load(Path(directory))
+        self.space = Space.choice("family", {name: self._family_space(name) for name in plan.families})
+        self._passes: dict[int, TensorDataset] = {}
+
+    @functools.cached_property
+    def data(self) -> Data:
+        """The table as the families know it."""
+        return self.prepared.data()
+
+    def _family_space(self, name: str) -> Space:
+        return family(name).space(self.data if _sees_tables(family(name)) else pictures(self.data))
+
+    def __call__(self, trial: Any) -> Candidate:
+        """The candidate that a trial's parameters make."""
+        kind, params = params_of(self.space.suggest(trial))
+        candidate = self.candidate(kind, params)
+        if self.plan.epochs:
+            ends, planned = self.plan.epochs[trial.number]
+            return replace(scheduled(candidate, planned), epochs=ends)
+        epochs = trial.user_attrs.get(EPOCHS)
+        if epochs is None:
+            epochs = self._epochs(candidate)
+            trial.set_user_attr(EPOCHS, epochs)
+            if kind.name == BASELINE and trial.number == 0:
+                trial.set_user_attr(NEVER, True)
+        return scheduled(candidate, epochs)
+
+    def candidate(self, kind: Family, params: Mapping[str, Any]) -> Candidate:
+        """The candidate of an assignment, for the longest training that makes sense."""
+        log = params.get("target") == "log"
+        task, scale = self.prepared.kind, self.prepared.scale
+        loss = BaggedLoss(task, scale, params.get("smoothing", 0.0), log, self.plan.objective == "mae")
+        batch_size = min(params["batch_size"], len(self.data.train))
+        train = self._repeated(batch_size)
+        steps = -(-len(train) // batch_size)
+        return Candidate(
+            model=make_model(kind, params, self.data),
+            loss=loss,
+            optimizer=optimizer({"optimizer": "adamw", **params}),
+            train=train,
+            valid=self.data.valid if self.prepared.judged else None,
+            batch_size=batch_size,
+            epochs=min(MOST_EPOCHS, max(LEAST_EPOCHS, -(-STEPS // steps))),
+            metrics=bagged_metrics(task, scale, log),
+            clip_grad_norm=kind.clip_grad_norm,
+            keep="best" if self.prepared.judged else "last",
+        )
+
+    def _repeated(self, batch_size: int) -> TensorDataset:
+        """The training rows, as often as makes an epoch worth judging; made once, as all trials share them."""
+        rows: TensorDataset = self.data.train
+        passes = max(1, -(-LEAST_STEPS * batch_size // len(rows)))
+        if passes not in self._passes:
+            parts = [tensor.repeat(passes, *[1] * (tensor.dim() - 1)) for tensor in rows.tensors]
+            self._passes[passes] = rows if passes == 1 else TensorDataset(*parts)
+        return self._passes[passes]
+
+    def _epochs(self, candidate: Candidate) -> int:
+        """As many epochs as the time of a trial allows, at the speed of a few steps here."""
+        if self.plan.trial_seconds is None:
+            return candidate.epochs
+        steps = steps_of(candidate)
+        epoch = step_seconds(candidate) * steps * (1 + EVALUATION)
+        epochs = min(candidate.epochs, math.floor(self.plan.trial_seconds / epoch))
+        if epochs >= FEWEST_EPOCHS:
+            return epochs
+        if FEWEST_EPOCHS * epoch > 4 * self.plan.trial_seconds:
+            raise optuna.TrialPruned(
+                f"an epoch would take {epoch:.1f} s, of {self.plan.trial_seconds:.1f} s for the trial"
+            )
+        return FEWEST_EPOCHS
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FitBuild, (self.directory, self.plan)
+
+
+def params_of(chosen: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """The family of an assignment, and its parameters by their own names."""
+    name = chosen["family"]
+    prefix = f"{name}."
+    return family(name), {k.removeprefix(prefix): v for k, v in chosen.items() if k.startswith(prefix)}
+
+
+def make_model(kind: Family, params: Mapping[str, Any], data: Data) -> nn.Module:
+    """The model of one assignment, for every fold of a table."""
+    if _sees_tables(kind):
+        return kind.model(params, data)
+    assert data.layout is not None
+    return PerFold([kind.model(params, pictures(data)) for _ in range(data.layout.folds)], data.layout)
+
+
+def pictures(data: Data) -> Data:
+    """A table of images as images, for the families that see those."""
+    assert data.layout is not None
+    assert data.layout.image is not None
+    return replace(data, kind="image", input_shape=data.layout.image, layout=None)
+
+
+def scheduled(candidate: Candidate, epochs: int) -> Candidate:
+    """A candidate for so many epochs, its learning rate falling to zero over them."""
+    schedule = functools.partial(_cosine, steps=epochs * steps_of(candidate))
+    return replace(candidate, epochs=epochs, scheduler=schedule, schedule_every="step")
+
+
+def steps_of(candidate: Candidate) -> int:
+    """How many steps an epoch has."""
+    rows: Any = candidate.train
+    return -(-len(rows) // candidate.batch_size)
+
+
+def step_seconds(candidate: Candidate) -> float:
+    """How long a training step takes here: the quickest of a few, on a copy."""
+    from hydra_tune.batches import fetch_rows
+
+    model = copy.deepcopy(candidate.model).train()
+    steps = candidate.optimizer(list(model.parameters()))
+    inputs, targets = fetch_rows(candidate.train, torch.arange(candidate.batch_size), None)
+    taken = []
+    for _ in range(3):
+        began = time.perf_counter()
+        candidate.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        steps.step()
+        steps.zero_grad()
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+def _cosine(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, functools.partial(_factor, steps=steps))
+
+
+def _factor(step: int, steps: int) -> float:
+    warm = max(1, round(WARM_UP * steps))
+    if step < warm:
+        return (step + 1) / warm
+    return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+def _sees_tables(kind: Family) -> bool:
+    return "table" in kind.kinds
+
+
+@dataclass(frozen=True)
+class FitSource:
+    """The build function of a fit, found again by its directory."""
+
+    directory: str
+    plan: FitPlan
+
+    def load(self) -> FitBuild:
+        return FitBuild(self.directory, self.plan)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "fit", "directory": self.directory, "plan": self.plan.as_json()}
+
+    def folder(self) -> str | None:
+        return None
+
+    def text(self) -> str | None:
+        return json.dumps(self.plan.as_json(), indent=1, sort_keys=True)
