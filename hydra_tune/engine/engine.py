@@ -102,6 +102,18 @@ class _Worker:
 
 
 @dataclass(frozen=True)
+class Load:
+    """How busy the devices are."""
+
+    idle: int
+    """Devices that have nothing to do."""
+    waiting: int
+    """Units of other attempts that wait for a device."""
+    others: int
+    """Other attempts that have units."""
+
+
+@dataclass(frozen=True)
 class _Reply:
     """Answers one call of user code; from any thread."""
 
@@ -238,6 +250,16 @@ class Engine:
                 self._start_worker(Role.DEVICE, device)
         found = {worker.device: worker.id for worker in self._workers.values() if worker.role is Role.DEVICE}
         return tuple(found[device] for device in self.devices)
+
+    def load(self, attempt: str) -> Load:
+        """How busy the devices are, as an attempt sees it that could do with more or fewer of them."""
+        workers = [worker for worker in self._workers.values() if worker.role is Role.DEVICE]
+        idle = len(self.devices) - sum(bool(worker.jobs) for worker in workers)
+        given = [job for worker in workers for job in worker.jobs.values() if not job.started]
+        others = [job for job in (*self._waiting.values(), *given) if job.unit.attempt != attempt]
+        held = [job for worker in workers for job in worker.jobs.values()]
+        attempts = {job.unit.attempt for job in (*self._waiting.values(), *held)} - {attempt}
+        return Load(idle, sum(job.unit.role is Role.DEVICE for job in others), len(attempts))
 
     def drop(self, attempt: str, role: Role | None = None) -> None:
         """Free what workers hold for an attempt, at once; with a `role`, only those of that kind."""
