@@ -62,4 +62,40 @@ def _whole(plan: Plan) -> None:
     typer.echo(printable(f"trained as a whole: {plan['whole_because']}"))
 
 
-_DRAWN: dict[str, Callable[[Plan], None]] = {"pipeline": _pipeline, "sparse": _sparse, "whole": _whole}
+def _ist(plan: Plan) -> None:
+    """What was dealt out to subnets, and what each epoch took."""
+    dealt = " and ".join(f"{count} {kind}" for kind, count in plan["dealt"].items())
+    typer.echo(
+        f"{plan['subnets']} subnets of {plan['local_steps']} local steps; {dealt or 'no parts'} are dealt out; "
+        f"a subnet has {plan['subnet_parameters']} of {plan['parameters']} parameters"
+    )
+    _epochs(plan["epochs"], ("rounds", "subnets", "lost"))
+
+
+def _elastic(plan: Plan) -> None:
+    """How clients and the centre exchanged, and how many clients there were in each epoch."""
+    several = f" of {plan['workers_per_client']} workers" if plan["workers_per_client"] > 1 else ""
+    exchange = "no centre" if plan["mode"] == "allreduce" else f"an exchange every {plan['tau']} steps"
+    typer.echo(f"mode {plan['mode']}, {plan['clients']} clients{several}; {exchange}")
+    epochs = [
+        {**epoch, "clients": epoch["subnets"] if "rounds" in epoch else _from_to(epoch["least"], epoch["most"])}
+        for epoch in plan["epochs"]
+    ]
+    _epochs(epochs, ("rounds" if plan["mode"] == "sync" else "exchanges", "clients", "lost"))
+
+
+def _from_to(least: int, most: int) -> str:
+    return str(most) if least == most else f"{least} to {most}"
+
+
+def _epochs(epochs: Sequence[Plan], names: Sequence[str]) -> None:
+    """What each epoch took, with the bytes that were communicated."""
+    table = Table(["epoch", *names, "bytes"], numeric=frozenset({"epoch", *names, "bytes"}))
+    for number, epoch in enumerate(epochs, start=1):
+        table.rows.append([str(number), *(str(epoch[name]) for name in names), format_bytes(epoch["bytes"])])
+    print_table(table)
+
+
+_DRAWN: dict[str, Callable[[Plan], None]] = {
+    "pipeline": _pipeline, "sparse": _sparse, "ist": _ist, "elastic": _elastic, "whole": _whole
+}  # fmt: skip

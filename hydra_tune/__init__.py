@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hydra_tune.automl.predictor import Predictor as Predictor
     from hydra_tune.batches import epoch_order as epoch_order
     from hydra_tune.candidate import Candidate as Candidate
+    from hydra_tune.candidate import Pinned as Pinned
     from hydra_tune.coordinator import search as search
     from hydra_tune.errors import CandidateError as CandidateError
     from hydra_tune.errors import HydraTuneError as HydraTuneError
@@ -30,6 +31,7 @@ _HOME = {
     "CandidateError": "hydra_tune.errors",
     "HydraTuneError": "hydra_tune.errors",
     "InputError": "hydra_tune.errors",
+    "Pinned": "hydra_tune.candidate",
     "Predictor": "hydra_tune.automl.predictor",
     "SearchFailed": "hydra_tune.errors",
     "SearchResult": "hydra_tune.result",

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hydra_tune.batches import Batches
-from hydra_tune.candidate import Candidate, Dataset, is_dataset
+from hydra_tune.candidate import Candidate, Dataset, Pinned, is_dataset
 from hydra_tune.engine.transfer import TensorFiles, pack, unpack
 from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
@@ -49,6 +49,8 @@ class Blueprint:
     sparsity: float | None = None
     whole_because: str = ""
     """Why the model cannot be cut; empty where nothing is known against it."""
+    partitions: int = 0
+    """Of data that is pinned to its partitions."""
 
 
 @dataclass(frozen=True)
@@ -176,15 +178,17 @@ def _objective_values(made: Any, info: TrialInfo) -> tuple[float, ...]:
 
 
 def _prepare(context: WorkerContext, candidate: Candidate) -> Prepared:
-    train = _data(context, candidate.train)
-    valid = None if candidate.valid is None else _data(context, candidate.valid)
-    _check_data(context, candidate, train, "train", training=True)
+    pinned = isinstance(candidate.train, Pinned)
+    train = candidate.train if pinned else load_data(context, candidate.train)
+    valid = None if candidate.valid is None else load_data(context, candidate.valid)
+    if not pinned:
+        _check_data(context, candidate, train, "train", training=True)
     if valid is not None:
         _check_data(context, candidate, valid, "valid", training=False)
     return Prepared(candidate, train, valid)
 
 
-def _data(context: WorkerContext, data: Dataset | Callable[[], Dataset]) -> Dataset:
+def load_data(context: WorkerContext, data: Dataset | Callable[[], Dataset]) -> Dataset:
     """The dataset itself; one that a function returns is made once per process and shared by all trials."""
     if is_dataset(data):
         return data
@@ -252,10 +256,11 @@ def _check_finite(context: WorkerContext, data: TensorDataset, name: str) -> Non
 def _blueprint(prepared: Prepared) -> Blueprint:
     candidate = prepared.candidate
     parameters = list(candidate.model.parameters())
+    pinned = isinstance(prepared.train, Pinned)
     return Blueprint(
         epochs=candidate.epochs,
-        batches=len(Batches(candidate, prepared.train, training=True)),
-        rows=len(prepared.train),
+        batches=0 if pinned else len(Batches(candidate, prepared.train, training=True)),
+        rows=0 if pinned else len(prepared.train),
         parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         metrics=("loss", "train_loss", *candidate.metrics) if prepared.valid is not None else ("loss", "train_loss"),
@@ -263,6 +268,7 @@ def _blueprint(prepared: Prepared) -> Blueprint:
         accumulate=candidate.accumulate,
         sparsity=candidate.sparsity,
         whole_because=candidate.whole_because,
+        partitions=len(prepared.train.partitions) if pinned else 0,
     )
 
 

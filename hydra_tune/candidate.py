@@ -23,6 +23,25 @@ Dataset: TypeAlias = Any
 """A map-style dataset of (inputs, targets): anything with `__len__` and `__getitem__`."""
 
 
+class Pinned:
+    """Training data in partitions that may not move: each is read by the worker of its own subnet only.
+
+    `Pinned(load_north, load_south)`: functions that return a map-style dataset each, called in that worker. For the
+    strategy `ist` with `data: pinned`.
+    """
+
+    def __init__(self, *partitions: Callable[[], Dataset]) -> None:
+        for partition in partitions:
+            if not callable(partition):
+                raise CandidateError(f"Pinned cannot hold {quoted(partition)}", "give functions that return a dataset")
+        if len(partitions) < 2:
+            raise CandidateError(f"Pinned has {len(partitions)} partitions", "give two or more")
+        self.partitions = partitions
+
+    def __len__(self) -> int:
+        raise CandidateError("Candidate.train is pinned to its partitions", "use strategy ist with data: pinned")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A model to train, with its loss, optimizer, data and schedule.
@@ -36,7 +55,7 @@ class Candidate:
     model: nn.Module
     loss: Loss
     optimizer: OptimizerFactory
-    train: Dataset | Callable[[], Dataset]
+    train: Dataset | Callable[[], Dataset] | Pinned
     valid: Dataset | Callable[[], Dataset] | None = None
     batch_size: int
     epochs: int
@@ -84,6 +103,8 @@ class Candidate:
             raise _wrong("train", None, "give a dataset of (inputs, targets) or a function that returns one")
         for name in ("train", "valid"):
             data = getattr(self, name)
+            if name == "train" and isinstance(data, Pinned):
+                continue
             if data is not None and not is_dataset(data) and not callable(data):
                 raise _wrong(name, data, "give a dataset with __len__ and __getitem__, or a function that returns one")
 

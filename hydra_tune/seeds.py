@@ -50,7 +50,8 @@ class RandomState:
         return cls(torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate(), on_device)
 
     def restore(self, device: torch.device | None = None) -> None:
-        torch.set_rng_state(self.torch_state)
+        # A copy: torch reads a state that is part of a larger storage from that storage's beginning.
+        torch.set_rng_state(self.torch_state.clone())
         np.random.set_state(self.numpy_state)
         random.setstate(self.python_state)
         if self.device_state is not None and device is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +93,15 @@ class Training:
 
     def train_for(self, seconds: float) -> Progress:
         """Train until the time is up or the epoch ends, at least one batch."""
+        end = time.perf_counter() + seconds
+        return self._train_while(lambda: time.perf_counter() < end)
+
+    def train_steps(self, count: int) -> Progress:
+        """Train for so many optimizer steps, or until the epoch ends."""
+        end = self.steps + count
+        return self._train_while(lambda: self.steps < end)
+
+    def _train_while(self, going_on: Callable[[], bool]) -> Progress:
         began, first = time.perf_counter(), self.batch
         self.model.train()
         self._random.restore(self.device)
@@ -101,7 +110,7 @@ class Training:
                 self._measured_batch()
             else:
                 self._train_batch()
-            if time.perf_counter() - began >= seconds:
+            if not going_on():
                 break
         self._random = RandomState.capture(self.device)
         mean = self.loss_sum / max(self.loss_rows, 1)
@@ -154,7 +163,7 @@ class Training:
     def judge(self) -> dict[str, float]:
         """Every metric of the epoch, by name."""
         train_loss = self.loss_sum / max(self.loss_rows, 1)
-        return {"train_loss": train_loss, **(self._evaluate() or {"loss": train_loss})}
+        return {"train_loss": train_loss, **(self.evaluate() or {"loss": train_loss})}
 
     def next_epoch(self, judged: dict[str, float]) -> None:
         """Step an epoch schedule, and go to the next epoch."""
@@ -191,6 +200,14 @@ class Training:
 
     def data_shape(self) -> tuple[int, int, int]:
         return self.batches.rows, self.batches.size, len(self.batches)
+
+    def draw_from(self, random: RandomState) -> None:
+        """Go on with other random streams than the seed's."""
+        self._random = random
+
+    def is_measured(self) -> None:
+        """What it takes is known from another one of its size: counting would only cost time."""
+        self._measured = MEASURED_STEPS
 
     def _with_extra_state(self) -> list[tuple[str, nn.Module]]:
         plain = nn.Module.get_extra_state
@@ -246,7 +263,8 @@ class Training:
         save_weights(self.model, path)
 
     @torch.no_grad()
-    def _evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
+        """Every metric on the validation data; nothing without one."""
         if self.valid is None:
             return {}
         sums: dict[str, float] = {}

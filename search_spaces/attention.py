@@ -33,6 +33,19 @@ class Attention(nn.Module):
         seen = functional.scaled_dot_product_attention(mixed[0], mixed[1], mixed[2], is_causal=self.causal)
         return self.merge(seen.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
+    def heads_in(self) -> tuple[int, dict[str, tuple[int, int, int]]]:
+        """For subnets with some of the heads: how many there are, and how they lie in each parameter."""
+        parts, heads, size = self.split
+        return heads, {
+            "project.weight": (0, parts, size),
+            "project.bias": (0, parts, size),
+            "merge.weight": (1, 1, size),
+        }
+
+    def keep_heads(self, count: int) -> None:
+        """The parameters hold so many heads now."""
+        self.split = (self.split[0], count, self.split[2])
+
 
 class Block(nn.Module):
     """Attention, then a feed-forward layer; each reads a normalised input and adds to it."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from hydra_tune.devices import Device
 from hydra_tune.engine import messages
 from hydra_tune.engine.gangs import Gang, Seats, store_path
-from hydra_tune.engine.jobs import CallReply, Job, Observer, WorkerState
+from hydra_tune.engine.jobs import CallReply, Job, Load, Observer, WorkerState
 from hydra_tune.engine.process import WorkerProcess
 from hydra_tune.engine.reaper import Reaper
 from hydra_tune.engine.scheduler import POLICIES, Policy, Ready, ReadyUnits
@@ -162,6 +162,16 @@ class Engine:
                 self._start_worker(Role.DEVICE, device)
         found = {worker.device: worker.id for worker in self._workers.values() if worker.role is Role.DEVICE}
         return tuple(found[device] for device in self.devices)
+
+    def load(self, attempt: str) -> Load:
+        """How busy the devices are, as an attempt sees it that could do with more or fewer of them."""
+        workers = [worker for worker in self._workers.values() if worker.role is Role.DEVICE]
+        idle = len(self.devices) - sum(bool(worker.jobs) for worker in workers)
+        given = [job for worker in workers for job in worker.jobs.values() if not job.started]
+        others = [job for job in (*self._waiting.values(), *given) if job.unit.attempt != attempt]
+        held = [job for worker in workers for job in worker.jobs.values()]
+        attempts = {job.unit.attempt for job in (*self._waiting.values(), *held)} - {attempt}
+        return Load(idle, sum(job.unit.role is Role.DEVICE for job in others), len(attempts))
 
     def drop(self, attempt: str, role: Role | None = None) -> None:
         """Free what workers hold for an attempt, at once; with a `role`, only those of that kind."""

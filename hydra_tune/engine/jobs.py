@@ -87,3 +87,15 @@ class CallReply:
 
     def __call__(self, value: Any, failure: Failure | None) -> None:
         self.process.send(messages.Reply(self.call, value, failure))
+
+
+@dataclass(frozen=True)
+class Load:
+    """How busy the devices are."""
+
+    idle: int
+    """Devices that have nothing to do."""
+    waiting: int
+    """Units of other attempts that wait for a device."""
+    others: int
+    """Other attempts that have units."""

@@ -23,7 +23,11 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live = 0
         self.peak = 0
         self._seen: set[int] = set()
-        for tensor in already_there:
+        self.add(already_there)
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that were there before."""
+        for tensor in tensors:
             self._count(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

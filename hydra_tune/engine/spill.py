@@ -131,10 +131,19 @@ class SpillFiles:
         """Make another block of the same bytes, file to file."""
         stored = self.find(key)
         assert stored is not None, key
-        block = torch.from_file(
-            str(self._path(stored.place, key, stored.slot)), shared=False, size=stored.size, dtype=torch.uint8
-        ) if stored.size else torch.empty(0, dtype=torch.uint8)  # fmt: skip
-        self.write(to, stored.version, block)
+        self.write(to, stored.version, self.mapped(key))
+
+    def mapped(self, key: str) -> torch.Tensor:
+        """A block's newest version as it lies in its file: only what is looked at is read. Changes stay private.
+
+        For use before the second commit from now, which may write to the same file.
+        """
+        stored = self.find(key)
+        assert stored is not None, key
+        if not stored.size:
+            return torch.empty(0, dtype=torch.uint8)
+        path = self._path(stored.place, key, stored.slot)
+        return torch.from_file(str(path), shared=False, size=stored.size, dtype=torch.uint8)
 
     def delete(self, key: str) -> None:
         """A block is no longer needed; its bytes go with the next commit where the last one names them."""

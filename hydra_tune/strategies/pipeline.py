@@ -25,8 +25,9 @@ from hydra_tune.pipeline.stages import TARGETS, Stage
 from hydra_tune.strategies import pipeline_units as units
 from hydra_tune.strategies.base import Strategy, TrialRun
 from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, Saved, train_epochs
-from hydra_tune.strategies.pipeline_batch import Batch, Together, all_of
+from hydra_tune.strategies.pipeline_batch import Batch
 from hydra_tune.strategies.pipeline_units import Staged, Wanted
+from hydra_tune.strategies.together import Together, all_of
 from hydra_tune.training import Diverged, Progress
 
 RECENT = 1000

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from hydra_tune.engine.unit import UnitResult
 from hydra_tune.pipeline.kit import Forwarded, Random, Sent
 from hydra_tune.pipeline.stages import Stage
 from hydra_tune.strategies import pipeline_units as units
+from hydra_tune.strategies.together import Together
 
 if TYPE_CHECKING:
     from hydra_tune.strategies.pipeline import InStages
@@ -96,33 +96,3 @@ class Batch:
             return self.trial.random
         at = self.trial.position
         return hash((self.trial.run.seed, at["epoch"], at["batch"], lane)) % 2**31
-
-
-class Together:
-    """Tasks of which the first failure ends all, and is raised as it is."""
-
-    async def __aenter__(self) -> Together:
-        self._group = asyncio.TaskGroup()
-        await self._group.__aenter__()
-        return self
-
-    def start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        return self._group.create_task(work)
-
-    async def __aexit__(self, *exc: Any) -> None:
-        try:
-            await self._group.__aexit__(*exc)
-        except BaseExceptionGroup as group:
-            raise _first(group) from None
-
-
-def _first(group: BaseException) -> BaseException:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group
-
-
-async def all_of(work: Iterable[Coroutine[Any, Any, UnitResult]]) -> list[UnitResult]:
-    async with Together() as together:
-        tasks = [together.start(each) for each in work]
-    return [task.result() for task in tasks]

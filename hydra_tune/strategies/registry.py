@@ -8,6 +8,8 @@ from typing import Any
 
 from hydra_tune.errors import SpecError, nearest, quoted
 from hydra_tune.strategies.base import Strategy
+from hydra_tune.strategies.elastic import Elastic
+from hydra_tune.strategies.ist import Ist
 from hydra_tune.strategies.pipeline import Pipeline
 from hydra_tune.strategies.shard import Shard
 from hydra_tune.strategies.sparse import Sparse
@@ -55,3 +57,5 @@ register(Whole)
 register(Shard)
 register(Pipeline)
 register(Sparse)
+register(Ist)
+register(Elastic)

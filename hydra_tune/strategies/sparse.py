@@ -19,8 +19,8 @@ from hydra_tune.sparse.training import MASKS, Pruning
 from hydra_tune.strategies import sparse_units as units
 from hydra_tune.strategies.base import Strategy, TrialRun
 from hydra_tune.strategies.epochs import InTraining, Saved, train_epochs
-from hydra_tune.strategies.pipeline_batch import all_of
 from hydra_tune.strategies.sparse_units import Trained
+from hydra_tune.strategies.together import all_of
 from hydra_tune.training import Progress
 
 _T = TypeVar("_T")

@@ -16,7 +16,11 @@ import hydra_tune as ht
 from hydra_tune.devices import cores
 from tests.candidates import plain_loop, small_candidate
 
-STRATEGIES = ["whole", "shard"]
+STRATEGIES: dict[str, str | dict[str, Any]] = {
+    "whole": "whole",
+    "shard": "shard",
+    "one subnet": {"name": "ist", "subnets": 1, "local_steps": 3},
+}
 # Workers with as many threads as the plain loop here: another number adds in another order, and Adam turns the rounding
 # of a zero gradient (a bias before batch-norm) into steps of 1e-9.
 ONE_THREAD = f"{cores()}xcpu"
@@ -44,9 +48,9 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS.keys())
-def test_the_weights_are_those_of_a_plain_loop(strategy: str, fields: dict[str, Any]) -> None:
+def test_the_weights_are_those_of_a_plain_loop(strategy: Any, fields: dict[str, Any]) -> None:
     def build(trial: Any) -> ht.Candidate:
         return small_candidate(**fields)
 

@@ -1,0 +1,122 @@
+"""What runs in workers for an elastic trial: a client's next batches, and the centre brought into the trial's state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hydra_tune.elastic.centre import Centre, shards_of
+from hydra_tune.elastic.client import Client, Work
+from hydra_tune.engine.spill import SpillFiles
+from hydra_tune.engine.worker import WorkerContext
+from hydra_tune.seeds import RandomState, seed_everything, trial_seed
+from hydra_tune.strategies.rounds_units import Resident, Spot, TooLarge, centre_of, taken_up
+from hydra_tune.subnets.phase import State
+from hydra_tune.subnets.state import read_state, write_state
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Which client works, and as which of its workers."""
+
+    client: int
+    version: int
+    """How many units it has behind it: 0 for one that starts from the centre."""
+    rank: int = 0
+    size: int = 1
+    shards: int = 1
+
+
+@dataclass(frozen=True)
+class ClientDone:
+    """What a unit of a client did; of a gang, what its first worker says."""
+
+    steps: int
+    rows: int
+    loss_sum: float
+    exchanges: int
+    server_bytes: int
+    collective_bytes: int
+
+
+def train_client(context: WorkerContext, attempt: str, spot: Spot, seat: Seat, work: Work) -> ClientDone:
+    """Train on the batches of `work`, with exchanges; then leave the client's state for whichever device is next."""
+    held = taken_up(context, attempt, spot)
+    client = _client(context, held, spot, seat)
+    client.on_step = context.alive
+    before = client.server_bytes, client.collective_bytes, client.exchanges, client.steps
+    client.work(work)
+    held.peak = max(held.peak, client.peak_bytes)
+    context.unit_peak_bytes = held.peak
+    if held.peak > context.setup.memory:
+        raise TooLarge(held.peak, context.setup.memory, context.setup.device, what="a client")
+    if seat.rank == 0:
+        write_state(_files(spot, seat.client), {"version": seat.version + 1, **client.state()})
+    held.clients = {seat.client: (seat.version + 1, client)}
+    return ClientDone(
+        client.steps - before[3], client.loss_rows, client.loss_sum, client.exchanges - before[2],
+        client.server_bytes - before[0], client.collective_bytes - before[1],
+    )  # fmt: skip
+
+
+def _client(context: WorkerContext, held: Resident, spot: Spot, seat: Seat) -> Client:
+    """The client as of its last unit: as it is here, or from its file; a new one from the centre."""
+    version, client = held.clients.pop(seat.client, (0, None))
+    held.clients.clear()
+    if client is not None and version == seat.version and (client.rank, client.size) == (seat.rank, seat.size):
+        return client  # type: ignore[no-any-return]
+    trial: State = read_state(spot.files())
+    centre = centre_of(spot, shards_of(trial["tensors"], seat.shards))
+    if seat.version == 0:
+        # The first one goes on with the trial's own stream.
+        stream = trial["random"][0] if (seat.client, seat.rank) == (0, 0) else _stream(held, seat)
+        state = {**trial, "tensors": centre.read(), "random": [stream]}
+    else:
+        state = read_state(_files(spot, seat.client))
+        assert state["version"] == seat.version, "a client of another time"
+        if seat.rank:
+            state["random"] = [_stream(held, seat)]
+    made = Client(held.kit, state, context.device, centre, rank=seat.rank, size=seat.size)
+    if held.peak:
+        made.is_measured()
+    return made
+
+
+def _stream(held: Resident, seat: Seat) -> dict[str, Any]:
+    """A random stream for this worker of the client, from here on."""
+    before = RandomState.capture()
+    seed_everything(trial_seed(held.kit.seed, hash((seat.client, seat.version, seat.rank)) % 2**31))
+    found = RandomState.capture().state()
+    before.restore()
+    return found
+
+
+def collect(
+    context: WorkerContext, attempt: str, spot: Spot, position: dict[str, Any], client: int | None, shards: int
+) -> None:
+    """Bring the centre into the trial's state, and where the trial stands.
+
+    Without a centre the state is that of its one client, which is named here.
+    """
+    taken_up(context, attempt, spot)
+    files = spot.files()
+    state: State = read_state(files)
+    if client is None:
+        centre: Centre = centre_of(spot, shards_of(state["tensors"], shards))
+        state["tensors"] = centre.read()
+    else:
+        found = read_state(_files(spot, client))
+        for name in ("tensors", "optimizer", "groups", "scheduler", "random"):
+            state[name] = found[name]
+    write_state(files, {**state, "position": {**state["position"], **position}})
+
+
+def leave(context: WorkerContext, attempt: str, spot: Spot, client: int) -> None:
+    """A client has left: nobody needs its state any longer."""
+    held = taken_up(context, attempt, spot)
+    held.clients.pop(client, None)
+    _files(spot, client).remove()
+
+
+def _files(spot: Spot, client: int) -> SpillFiles:
+    return spot.files(f"client-{client}")

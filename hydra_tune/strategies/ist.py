@@ -1,0 +1,97 @@
+"""Strategy `ist`: independent subnets of one model, trained apart on any devices and put together every few steps.
+
+After arXiv 1910.02120 and 2107.00961. Every round the neurons, filters, heads or residual blocks of the model are dealt
+out to subnets, of which each trains its own on batches of its own; no two have a weight in common but those that cannot
+be dealt out, which are averaged. A subnet of n has between 1/n and 1/n² of the weights: that is what a device holds and
+what is communicated. The result is not that of a plain loop, but with one subnet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hydra_tune.errors import CandidateError, SpecError, nearest, quoted
+from hydra_tune.strategies.base import Strategy, TrialRun
+from hydra_tune.strategies.epochs import train_epochs
+from hydra_tune.strategies.rounds import InRounds
+from hydra_tune.strategies.rounds_units import Wanted
+from hydra_tune.subnets.find import DEALS
+
+LEAST_SUBNETS = 2
+
+
+@dataclass(frozen=True)
+class Ist(Strategy):
+    """Train independent subnets."""
+
+    name = "ist"
+    exact = False
+    summary = "independent subnets of one model on any devices, put together every few steps"
+    builds_apart = True
+    spans_devices = True
+
+    subnets: int | None = None
+    """How many; by default one for each device, and two at least."""
+    local_steps: int = 20
+    """Optimizer steps of each subnet in a round."""
+    deal: str = "auto"
+    """width: neurons, filters and heads, depth: residual blocks, auto: depth where there are as many blocks as
+    subnets."""
+    optimizer_state: str = "travel"
+    """travel: momentum and the like go with their weights, reset: every round starts without."""
+    data: str = "shared"
+    """shared: batches of an epoch are dealt out, pinned: each subnet has the partition of a `Pinned` data set."""
+    lost: str = "rerun"
+    """What becomes of a subnet whose device is lost: rerun, or skip for the round."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("subnets", 1), ("local_steps", 1)):
+            check_count(name, getattr(self, name), least, optional=name == "subnets")
+        for name, known in (("deal", DEALS), ("optimizer_state", ("travel", "reset")), ("lost", ("rerun", "skip"))):
+            check_choice(name, getattr(self, name), known)
+        check_choice("data", self.data, ("shared", "pinned"))
+
+    def trials_at_once(self, devices: int) -> int:
+        """Enough to keep all devices busy, and one more for when results are put together."""
+        return -(-devices // (self.subnets or max(devices, LEAST_SUBNETS))) + 1
+
+    async def train(self, run: TrialRun) -> None:
+        pinned = self.data == "pinned"
+        subnets = self.subnets or (run.blueprint.partitions if pinned else max(len(run.engine.devices), LEAST_SUBNETS))
+        if pinned and run.blueprint.partitions != subnets:
+            raise CandidateError(
+                f"there are {subnets} subnets, and Candidate.train has {run.blueprint.partitions} pinned partitions",
+                "give train=ht.Pinned(...) a function for each subnet",
+            )
+        wanted = Wanted(subnets, self.local_steps, self.optimizer_state == "travel", self.deal, pinned=pinned)
+        candidate = await InRounds.laid_out(run, wanted, skips=self.lost == "skip")
+        self._note_plan(run, candidate)
+        await run.restored(candidate.history, candidate.laid.notes)
+        try:
+            await train_epochs(run, candidate)
+        finally:
+            self._note_plan(run, candidate)
+
+    def _note_plan(self, run: TrialRun, candidate: InRounds) -> None:
+        laid = candidate.laid
+        plan: dict[str, Any] = {
+            "subnets": candidate.wanted.subnets, "local_steps": self.local_steps, "dealt": laid.dealt,
+            "parameters": laid.parameters, "subnet_parameters": laid.subnet_parameters,
+            "optimizer_state": self.optimizer_state, "epochs": candidate.account,
+        }  # fmt: skip
+        run.planned(self.name, candidate.wanted.subnets, plan=plan)
+
+
+def check_count(name: str, value: object, least: int, *, optional: bool = False) -> None:
+    """Refuse what is no whole number from `least` on."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise SpecError(f"{name} cannot be {quoted(value)}", f"give a whole number from {least} on")
+
+
+def check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
+    """Refuse what is none of the known names."""
+    if value not in known:
+        raise SpecError(f"{name} cannot be {quoted(value)}", nearest(str(value), known))
