@@ -6,7 +6,7 @@ averaged by rows, as one flat vector in buckets. That is the gradient of one bat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,6 +143,11 @@ class Client(Phase):
             there = bool(flat[-1 - len(parameters) + index] > 0)
             parameter.grad = flat[at : at + size].view_as(parameter) / rows if there else None
             at += size
+
+    def take_options(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Learning rates and the like, as the trial has them now."""
+        for group in self.optimizer.param_groups:
+            group.update(groups[self._group_of(group)])
 
     def state(self) -> State:
         """For another process to go on from."""

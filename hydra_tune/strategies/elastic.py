@@ -293,9 +293,10 @@ class InClients(InRounds):
             "epoch": self.epoch, "batch": self.batch, "steps": self.steps, "loss_sum": self._loss[0],
             "loss_rows": self._loss[1],
         }  # fmt: skip
-        client = self.members[0].id if self.mode == "allreduce" else None
+        client = next((member.id for member in self.members if member.version), None)
         self.current["left"] = [list(span) for span in self._left]
-        await self._unit("collect", units.collect, position, client, self.wanted.centre_shards)
+        centred = self.mode != "allreduce"
+        await self._unit("collect", units.collect, position, client, self.wanted.centre_shards, centred)
 
     async def end_epoch(self, remaining: float | None) -> dict[str, float]:
         await self._collect()

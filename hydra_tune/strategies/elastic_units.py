@@ -44,6 +44,8 @@ def train_client(context: WorkerContext, attempt: str, spot: Spot, seat: Seat, w
     held = taken_up(context, attempt, spot)
     client = _client(context, held, spot, seat)
     client.on_step = context.alive
+    if work.epoch != client.epoch and held.kit.candidate.schedule_every == "epoch":
+        client.take_options(read_state(spot.files())["groups"])  # the schedule has made a step since
     before = client.server_bytes, client.collective_bytes, client.exchanges, client.steps
     client.work(work)
     held.peak = max(held.peak, client.peak_bytes)
@@ -92,22 +94,26 @@ def _stream(held: Resident, seat: Seat) -> dict[str, Any]:
 
 
 def collect(
-    context: WorkerContext, attempt: str, spot: Spot, position: dict[str, Any], client: int | None, shards: int
-) -> None:
+    context: WorkerContext, attempt: str, spot: Spot, position: dict[str, Any], client: int | None, shards: int,
+    centred: bool,
+) -> None:  # fmt: skip
     """Bring the centre into the trial's state, and where the trial stands.
 
-    Without a centre the state is that of its one client, which is named here.
+    Without a centre the state is that of its one `client`. With one, a client says only how far a schedule is that
+    goes by steps; one that goes by epochs is the trial's own.
     """
-    taken_up(context, attempt, spot)
+    kit = taken_up(context, attempt, spot).kit
     files = spot.files()
     state: State = read_state(files)
-    if client is None:
+    names = ["groups", "scheduler"] if kit.candidate.schedule_every == "step" else []
+    if centred:
         centre: Centre = centre_of(spot, shards_of(state["tensors"], shards))
         state["tensors"] = centre.read()
     else:
+        names += ["tensors", "optimizer", "random"]
+    if client is not None:
         found = read_state(_files(spot, client))
-        for name in ("tensors", "optimizer", "groups", "scheduler", "random"):
-            state[name] = found[name]
+        state |= {name: found[name] for name in names}
     write_state(files, {**state, "position": {**state["position"], **position}})
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,17 @@ def test_all_reduce_over_two_devices_equals_twice_the_batch() -> None:
     }  # fmt: skip
     result = search(lambda trial: wide(**fields), "a", devices="2xcpu", strategy={"mode": "allreduce"})
     equals_a_plain_loop(result, lambda: wide(batch_size=10, **fields))
+
+
+@pytest.mark.parametrize("every", ["epoch", "step"])
+@pytest.mark.parametrize("mode", ["allreduce", "async"])
+def test_schedules_are_those_of_a_plain_loop(mode: str, every: str) -> None:
+    fields: dict[str, Any] = {
+        "scheduler": partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.7 if every == "epoch" else 0.95),
+        "schedule_every": every, "epochs": 3,
+    }  # fmt: skip
+    result = search(lambda trial: wide(**fields), "e", strategy={"mode": mode, "clients": 1, "tau": 4})
+    equals_a_plain_loop(result, lambda: wide(**fields))
 
 
 def test_a_synchronous_server_at_every_step_equals_all_reduce() -> None:
