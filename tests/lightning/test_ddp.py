@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 import hydra_tune as ht
 from hydra_tune.storage import open_storage
 from hydra_tune.storage.queries import trial_records
@@ -24,9 +26,10 @@ def script(folder: Path, ending: str) -> subprocess.CompletedProcess[str]:
     """The objectives in a script, where their classes have no name that leads to them from elsewhere."""
     text = SPEC.read_text().split('if __name__ == "__main__":')[0]
     (folder / "script.py").write_text(text + "if __name__ == '__main__':\n" + textwrap.indent(ending, "    "))
-    return subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=170)
+    return subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=380)
 
 
+@pytest.mark.timeout(400)  # eight processes that import torch and Lightning, one pair after another
 def test_ddp_spawn_in_a_search(tmp_path: Path) -> None:
     done = script(
         tmp_path,
