@@ -135,11 +135,12 @@ class Engine:
             others = [job.future for job in jobs if not job.future.done()]
             if others:
                 await asyncio.wait(others, timeout=GANG_GRACE)
+            # Not those that are about to be killed: their end follows from the failure.
+            failed = [job for job in jobs if job.future.done() and job.future.exception() is not None]
             for worker in list(self._workers.values()):
                 if any(job.id in worker.jobs and not job.future.done() for job in jobs):
                     worker.process.kill("it waited for a member of its gang that had failed")
             await asyncio.gather(*others, return_exceptions=True)
-            failed = [job for job in jobs if job.future.exception() is not None]
         if failed:
             error = min(failed, key=_blame).future.exception()
             assert error is not None
@@ -341,7 +342,14 @@ class Engine:
         key = gang.open_seat(worker.id) if gang is not None and worker.role is Role.DEVICE else None
         if key is None:
             ready = self._ready.take(worker.view())
-            return None if ready is None else self._waiting.pop(ready.key)
+            if ready is None:
+                return None
+            job = self._waiting[ready.key]
+            # A gang's first seat: where this worker has one of its own, others are for other workers.
+            key = job.id if job.gang is None else job.gang.open_seat(worker.id)
+            assert key is not None
+            if key != job.id:
+                self._ready.add(ready)
         self._ready.discard(key)
         return self._waiting.pop(key)
 

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import os
 import signal
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,12 @@ def fail_as_rank_1(context: WorkerContext) -> None:
     if dist.get_rank() == 1:
         raise KeyError("lr")
     dist.all_reduce(torch.ones(1))
+
+
+def fail_as_rank_0_while_the_other_is_busy(context: WorkerContext) -> None:
+    if dist.get_rank() == 0:
+        raise KeyError("lr")
+    time.sleep(5)
 
 
 def members(work: Any, *args: tuple[Any, ...], trial: int = 0, workers: tuple[int | None, ...] = (None, None),
@@ -182,6 +189,25 @@ async def test_the_failure_that_the_others_follow_from_is_raised(tmp_path: Path)
                 await asyncio.wait_for(running.run_gang(members(fail_as_rank_1, (), ())), 60)
         assert (await running.run_gang(members(add_up, (1.0,), (2.0,))))[0].value[1] == 3.0
     assert not record.lost, "no worker was given up for it"
+
+
+@in_a_loop
+async def test_a_member_that_is_killed_for_another_s_failure_is_not_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(engine_module, "GANG_GRACE", 0.2)
+    async with engine(tmp_path) as (running, _):
+        with pytest.raises(UnitFailed, match="KeyError: 'lr'"):
+            await asyncio.wait_for(running.run_gang(members(fail_as_rank_0_while_the_other_is_busy, (), ())), 60)
+
+
+@in_a_loop
+async def test_a_worker_does_not_take_a_free_seat_where_it_has_its_own(tmp_path: Path):
+    async with engine(tmp_path) as (running, _):
+        for worker in running.workers_of_all_devices():
+            unit = members(add_up, (1.0,), (2.0,), workers=(None, worker))
+            found = await asyncio.wait_for(running.run_gang(unit), 60)
+            assert found[1].worker == worker
 
 
 @in_a_loop
