@@ -46,10 +46,14 @@ class Buckets:
         self._handles: list[dist.Work] = []
 
     def arrived(self, layer: int) -> None:
-        """The layer's gradient is complete: send what can be sent, in order."""
+        """The layer's gradient is complete."""
         self._missing[self._bucket_of[layer]].discard(layer)
+
+    def send(self) -> bool:
+        """Send what can be sent, in order; whether that is all."""
         while len(self._handles) < len(self._missing) and not self._missing[len(self._handles)]:
             self._send()
+        return len(self._handles) == len(self._missing)
 
     def finish(self) -> None:
         """Send what is left, and wait until every gradient is the sum over the replicas."""

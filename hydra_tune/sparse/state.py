@@ -126,6 +126,11 @@ class PrunedLayer:
         self.weight.data.view(-1).index_put_((self.index,), values)
 
 
+def trained_parameters(model: nn.Module, parts: OptimizerParts) -> dict[str, nn.Parameter]:
+    """Those that get steps: the optimizer may have been given frozen ones too."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad and name in parts.group_of}
+
+
 class CompressedState:
     """The state of a whole model: pruned layers, and the parameters that are not pruned, which have theirs in full."""
 
@@ -133,7 +138,7 @@ class CompressedState:
         self, model: nn.Module, masks: Masks, parts: OptimizerParts, options: Sequence[Options], *, mixed: bool
     ) -> None:
         self.parts = parts
-        trained = {name: p for name, p in model.named_parameters() if name in parts.group_of}
+        trained = trained_parameters(model, parts)
         pruned = [name for name in trained if name in masks]
         self.whole = {name: p for name, p in trained.items() if name not in masks}
         device = next(iter(trained.values())).device if trained else torch.device("cpu")
@@ -197,7 +202,8 @@ class CompressedState:
             self.dense.finish()
         factor = 1.0
         if clip is not None:
-            norms = [*(layer.norm() for layer in self.layers), float(torch.linalg.vector_norm(self.dense.flat))]
+            pending = [layer for layer in self.layers if layer.pending or self.replicas > 1]
+            norms = [*(layer.norm() for layer in pending), float(torch.linalg.vector_norm(self.dense.flat))]
             factor = min(1.0, clip / (math.hypot(*norms) + 1e-6))
         for layer in self.layers:
             if layer.pending or self.replicas > 1:
@@ -222,6 +228,9 @@ class CompressedState:
     def _arrived(self, buckets: Buckets, index: int) -> None:
         if self.replicas > 1 and not self.more:
             buckets.arrived(index)
+            # One kind after the other: a replica without rows sends in no other order than one whose backward runs.
+            if self.compressed.send():
+                self.dense.send()
 
     # State
 

@@ -28,7 +28,7 @@ from hydra_tune.pipeline.microbatches import bounds
 from hydra_tune.seeds import RandomState, seed_everything
 from hydra_tune.shards.optimizers import OptimizerParts, options_of
 from hydra_tune.sparse.masks import EarlyBird, Masks, given_masks, magnitude_masks, prunable, random_masks
-from hydra_tune.sparse.state import HALF, CompressedState
+from hydra_tune.sparse.state import HALF, CompressedState, trained_parameters
 from hydra_tune.training import MEASURED_STEPS, Diverged, Progress, Training
 from hydra_tune.weights import save_weights
 
@@ -84,6 +84,7 @@ class SparseTraining(Training):
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self.parts = OptimizerParts.of(self.optimizer, names)
         _check(self.model, self.optimizer)
+        self.trained = trained_parameters(self.model, self.parts)
         # The optimizer that the user's factory made holds the options for the schedule; others make the steps.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         self.mixed = pruning.mixed and next(self.model.parameters()).dtype == torch.float32
@@ -220,7 +221,7 @@ class SparseTraining(Training):
         return {
             **self._rest(),
             "buffers": dict(self.model.named_buffers()),
-            "fixed": {n: p.data for n, p in self.model.named_parameters() if n not in self.parts.group_of},
+            "fixed": {n: p.data for n, p in self.model.named_parameters() if n not in self.trained},
             "weights": self.weights.state(),
             "groups": list(options_of(self.optimizer)),
             "search": None if self.search is None else self.search.state(),
@@ -231,7 +232,7 @@ class SparseTraining(Training):
         if "weights" not in state:
             raise ValueError("it is of another strategy")
         pruned, whole = state["weights"]["pruned"], state["weights"]["whole"]
-        if {*pruned, *whole} != set(self.parts.group_of):
+        if {*pruned, *whole} != set(self.trained):
             raise ValueError("it is of another model")
         if tuple(state["data"]) != self.data_shape():
             raise ValueError("it is of other data")
@@ -263,7 +264,7 @@ class SparseTraining(Training):
     def account(self) -> Account:
         """The bytes of state and of each step, counted from the tensors."""
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.weights.tensors()}
-        trained = [p for n, p in self.model.named_parameters() if n in self.parts.group_of]
+        trained = list(self.trained.values())
         moments = max((len(_moments(s)) for s in self.weights.optimizer.optimizer.state.values()), default=0)
         moments = max([moments, *(len(_moments(layer.optimizer.state[layer.master])) for layer in self.weights.layers)])
         wide = 8 if trained[0].dtype == torch.float64 else 4

@@ -117,6 +117,31 @@ def test_clipping_is_by_the_norm_of_what_is_trained():
     assert float(moved.norm()) == pytest.approx(0.5, rel=1e-6)
 
 
+def test_a_layer_without_a_gradient_does_not_count_in_clipping():
+    model = mlp(torch.float64)
+    state, options = compressed(model, magnitude_masks(model, 0.9, 1), torch.optim.SGD, lr=1.0)
+    (inputs, targets), (again, _) = batches(2, torch.float64)
+    F.cross_entropy(model(inputs), targets).backward()
+    state.step(options, None)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    (1000 * model[0](again).sum()).backward()
+    state.step(options, 0.5)
+    moved = torch.cat([(before[name] - p.detach()).reshape(-1) for name, p in model.named_parameters()])
+    assert float(moved.norm()) == pytest.approx(0.5, rel=1e-6)
+
+
+def test_frozen_parameters_stay_as_they_are():
+    model = mlp()
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    before = copy.deepcopy(model[0])
+    state, options = compressed(model, magnitude_masks(model, 0.9, 1), weight_decay=0.5)
+    inputs, targets = batches(1)[0]
+    F.cross_entropy(model(inputs), targets).backward()
+    state.step(options, None)
+    assert all(torch.equal(a, b) for a, b in zip(model[0].parameters(), before.parameters(), strict=True))
+
+
 def test_there_is_never_more_than_one_dense_gradient():
     model = mlp()
     state, _ = compressed(model, magnitude_masks(model, 0.9, 1))

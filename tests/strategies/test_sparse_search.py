@@ -75,6 +75,12 @@ def test_two_replicas_equal_one_with_the_same_batches(mask: str) -> None:
     assert [record.communicated_bytes > 0 for record in (*one.trials, *two.trials)] == [False, True]
 
 
+def test_a_replica_without_rows_keeps_step_with_the_others() -> None:
+    fields = {"train": rows(41, dtype=torch.float64), "accumulate": 1}
+    one, two = (searched(f"l{n}", fields, replicas=n, mask="magnitude", precision="full") for n in (1, 2))
+    assert two.best_value == pytest.approx(one.best_value, abs=1e-9)
+
+
 def test_traffic_and_state_are_those_of_the_formula() -> None:
     result = searched("bytes", {"dtype": torch.float32, "epochs": 2}, mask="magnitude", sparsity=0.9)
     (record,) = result.trials
