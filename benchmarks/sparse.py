@@ -62,7 +62,11 @@ def trained(kind: str, seed: int, epochs: int) -> tuple[Training, float, list[fl
     for _ in range(epochs):
         clock = time.perf_counter()
         batches = len(training.batches)
-        training.train_batches(batches) if isinstance(training, SparseTraining) else training.train_for(3600)
+        if isinstance(training, SparseTraining):
+            training.look_for_mask()
+            training.train_batches(batches)
+        else:
+            training.train_for(3600)
         seconds.append((time.perf_counter() - clock) / batches)
         training.end_epoch()
     return training, 100 * training.history[-1]["accuracy"], seconds

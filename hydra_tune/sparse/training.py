@@ -124,8 +124,11 @@ class SparseTraining(Training):
         self._measured = 0
 
     def look_for_mask(self) -> None:
-        """At the end of a dense epoch: prune, where the mask has settled or the time for it is up."""
-        if self.search is None:
+        """After a dense epoch: prune, where the mask has settled or the time for it is up.
+
+        Before the next one's first batch, not at its end: the weights that are kept are those that were judged.
+        """
+        if self.search is None or self.epoch == 0 or self.batch:
             return
         apart = self.search.see(self.model, self.pruning.sparsity, self.pruning.least)
         if apart > self.search.threshold and self.epoch < self.pruning.dense_epochs:
@@ -206,11 +209,6 @@ class SparseTraining(Training):
         return tree_map(
             lambda leaf: leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype == HALF else leaf, outputs
         )
-
-    def next_epoch(self, judged: dict[str, float]) -> None:
-        super().next_epoch(judged)
-        if self.search is not None and self.epoch < self.candidate.epochs:
-            self.look_for_mask()
 
     # State
 

@@ -56,6 +56,7 @@ def train(context: WorkerContext, attempt: str, batches: int) -> Trained:
     """Train so many batches with the other replicas; the first one then commits."""
     replica: Replica = context.resident[attempt]
     training = replica.training
+    training.look_for_mask()
     sent = training.weights.sent_bytes
     progress = training.train_batches(batches)
     context.unit_peak_bytes = training.peak_bytes
@@ -72,7 +73,7 @@ def judge(context: WorkerContext, attempt: str, epoch: int) -> dict[str, float]:
 
 
 def next_epoch(context: WorkerContext, attempt: str, epoch: int, judged: dict[str, float]) -> None:
-    """Go to the epoch after this one, pruned where the mask has settled."""
+    """Go to the epoch after this one."""
     replica: Replica = context.resident[attempt]
     if replica.training.epoch == epoch:
         replica.training.next_epoch(judged)
