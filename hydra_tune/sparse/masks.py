@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from hydra_tune.errors import CandidateError, nearest
 
 Masks = dict[str, torch.Tensor]
 
 _KEPT_DENSE = (
-    nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase, nn.RNNBase
+    nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase, nn.RNNBase,
+    nn.Bilinear, ParametrizationList,
 )  # fmt: skip
 """Modules whose parameters are not pruned: there is little to gain, or the kernels want all their weights alike."""
 

@@ -56,7 +56,7 @@ class PrunedLayer:
             weight.data = torch.zeros_like(weight, dtype=HALF if mixed else None, memory_format=torch.contiguous_format)
             self._put(chosen if self.narrow is None else self.narrow)
 
-    def gather(self, *, more: bool) -> None:
+    def gather(self) -> None:
         """Take the survivors' part of the dense gradient, add it to what is there, and free the dense one."""
         dense = self.weight.grad
         assert dense is not None
@@ -65,10 +65,12 @@ class PrunedLayer:
             self.gradient.add_(flat.index_select(0, self.index))
         else:
             torch.index_select(flat, 0, self.index, out=self.gradient)
-        if self.wide is not None and (self.pending or more):
-            # Over several batches a 16-bit sum would lose what the later ones add.
-            self.wide.copy_(self.gradient) if not self.pending else self.wide.add_(self.gradient)
+        if self.wide is not None and self.pending:
+            # A 16-bit sum would lose what the later ones add.
+            self.wide.add_(self.gradient)
             self.gradient.copy_(self.wide)
+        elif self.wide is not None:
+            self.wide.copy_(self.gradient)
         self.pending = True
         self.weight.grad = None
 
@@ -222,7 +224,7 @@ class CompressedState:
             self.compressed.flat.zero_()  # a layer that gets no gradient here may get one on another replica
 
     def _gather(self, index: int) -> None:
-        self.layers[index].gather(more=self.more)
+        self.layers[index].gather()
         self._arrived(self.compressed, index)
 
     def _arrived(self, buckets: Buckets, index: int) -> None:

@@ -120,6 +120,10 @@ class SparseTraining(Training):
             self.model, masks, self.parts, options_of(self.optimizer), mixed=self.mixed and bool(masks)
         )
         self.weights.replicas = self.size
+        self._count_anew()
+
+    def _count_anew(self) -> None:
+        """Other tensors are there now."""
         self._tensors = TensorBytes([*self.weights.tensors(), *self.model.buffers()])
         self._measured = 0
 
@@ -142,6 +146,7 @@ class SparseTraining(Training):
         self._compress(masks)
         if self.first_weights is None:
             self.weights.inherit(dense)
+            self._count_anew()
         self.search, self.first_weights = None, None
 
     # Training
@@ -243,6 +248,7 @@ class SparseTraining(Training):
         self.weights.close()
         self._compress({name: saved["index"] for name, saved in pruned.items()})
         self.weights.restore(state["weights"])
+        self._count_anew()
         self.search = None
         if state["search"] is not None:
             self.search = EarlyBird()

@@ -82,15 +82,16 @@ class Sparse(Strategy):
     def pruning(self, run: TrialRun) -> Pruning:
         """What is to be left of this candidate."""
         blueprint = run.blueprint
+        dense = max(1, blueprint.epochs // 5) if self.dense_epochs is None else self.dense_epochs
         return Pruning(
             sparsity=self.sparsity if blueprint.sparsity is None else blueprint.sparsity, mask=self.mask,
-            dense_epochs=max(1, blueprint.epochs // 5) if self.dense_epochs is None else self.dense_epochs,
+            dense_epochs=min(dense, blueprint.epochs - 1),  # at least the last epoch is that of the pruned network
             least=self.least, rewind=self.rewind, mixed=self.precision == "mixed",
         )  # fmt: skip
 
     def trials_at_once(self, devices: int) -> int:
-        """Two: while one is evaluated or built, the other trains."""
-        return 2
+        """One for each group of replicas, and one more: while one is evaluated or built, the others train."""
+        return devices // (self.replicas or devices) + 1
 
     async def train(self, run: TrialRun) -> None:
         candidate = await InReplicas.loaded(run, self)
@@ -148,7 +149,8 @@ class InReplicas(InTraining):
         trained = await self._again(lambda: self._train_some(remaining))
         progress = trained.progress
         self._at = progress
-        self._pace = progress.seconds / max(progress.batches_done, 1)
+        if progress.batches_done:
+            self._pace = progress.seconds / progress.batches_done
         self.run.communicated(trained.sent_bytes * len(self.workers))
         self._note_plan(trained)
         return progress

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hydra_tune.builds import receive
 from hydra_tune.commits import read_commit, write_commit
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.sparse.training import Account, Pruning, SparseTraining
+from hydra_tune.state_tree import NotStorable
 from hydra_tune.strategies.epochs import Saved
 from hydra_tune.strategies.whole import Loaded, OutOfMemory, restore, write_checkpoint
 from hydra_tune.training import Progress
@@ -99,6 +99,10 @@ def save(context: WorkerContext, attempt: str, path: Path) -> None:
     training.save(path)
 
 
-def _commit(replica: Replica) -> Any:
+def _commit(replica: Replica) -> None:
     if replica.training.rank == 0:
-        write_commit(replica.commit, replica.training.state())
+        try:
+            write_commit(replica.commit, replica.training.state())
+        except NotStorable:
+            # What a module of the user's keeps besides tensors: the trial cannot go on elsewhere, but it can here.
+            replica.commit.unlink(missing_ok=True)
