@@ -89,7 +89,8 @@ def test_best_and_export_reload_to_the_same_accuracy(look: Command, searched: Se
 
 def test_spaces(look: Command) -> None:
     families = json.loads(look("spaces", "--json").stdout)
-    assert set(families) == {"mlp", "resnet", "transformer", "gpt", "lstm"}
+    tabular = {"linear", "tabular_mlp", "tabular_resnet", "ft_transformer"}
+    assert set(families) == {"mlp", "resnet", "transformer", "gpt", "lstm", *tabular}
     assert "width_0" in look("spaces", "mlp").stdout
     unknown = look("spaces", "mlpp")
     assert unknown.returncode == 2
