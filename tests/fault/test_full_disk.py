@@ -52,7 +52,7 @@ def messages(folder: Path) -> list[str]:
 def test_no_room_for_checkpoints_and_weights(tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text(LARGE)
     flags = ["--trials", "1", "--devices", "1xcpu", "--study", "s", "--checkpoint-seconds", "0.2"]
-    full = run_with_small_files("search", "large.py:build", *flags, folder=tmp_path, limit=700_000)
+    full = run_with_small_files("search", "large.py:build", *flags, folder=tmp_path, limit=850_000)
     assert full.returncode == 1
     assert "weights of 880008 bytes cannot be written to" in full.stderr
     assert "make room there and resume the study" in full.stderr
