@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from optuna.trial import BaseTrial
 
 from hydra_tune.errors import InputError, nearest, quoted
-from hydra_tune.lightning.bases import as_callback, loaded
+from hydra_tune.lightning.bases import as_callback, home_of, loaded
 from hydra_tune.lightning.measures import Measures
 from hydra_tune.lightning.ports import LinkedPort, Port, PortServer, TrialPort
 from hydra_tune.lightning.quiet import quieten_logs, quieten_trainer
@@ -27,6 +27,13 @@ from hydra_tune.lightning.verdicts import Verdict
 
 PULSE_SECONDS = 1.0
 """How often the callback asks whether the search is being stopped, which is also a sign of life."""
+STEP_HOOKS = (
+    "on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
+    "on_before_optimizer_step", "on_train_batch_end",
+)  # fmt: skip
+"""What Lightning calls in every step."""
+LEAVING_OUT = ("2.6.",)
+"""Versions of Lightning that are known to leave out a hook that is not callable."""
 
 
 class HydraTuneCallback:
@@ -70,10 +77,12 @@ class HydraTuneCallback:
         """What this fit has reported so far, one entry for each report."""
         self._place: str | None = None
         self._waiting = False
+        self._looks = False
+        """Whether the loss of every batch is looked at."""
         self._measures = Measures()
         self._checkpoints: TrainerCheckpoints | None = None
         self._generators: list[torch.Tensor] | None = None
-        self._pulse = time.monotonic()
+        self._pulse = time.perf_counter()
 
     def check_pruned(self) -> None:
         """Does nothing, as the trial has ended by then: objectives that were made for Optuna's callback call it."""
@@ -133,8 +142,36 @@ class HydraTuneCallback:
             for step, metrics in enumerate(self.history):
                 self._port.report(step, metrics)
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        # On an accelerator looking at a loss would wait for it; and ranks that differ could not agree there. What has
+        # become NaN shows in the metrics then.
+        self._looks = trainer.strategy.root_device.type == "cpu" and trainer.world_size == 1
+        needed = {"on_train_batch_start", "on_train_batch_end", *(["on_before_backward"] if self._looks else [])}
+        self._leave_out(trainer, set(STEP_HOOKS) - needed)
+
+    def _leave_out(self, trainer: Any, hooks: Iterable[str]) -> None:
+        """Have Lightning skip hooks in which nothing is done: calling one that is empty takes it microseconds.
+
+        A hook that a subclass has, or a Trainer that calls this callback through another one, is left alone.
+        """
+        known = str(home_of(trainer).__version__).startswith(LEAVING_OUT)
+        if known and any(each is self for each in trainer.callbacks):
+            plain = type(self).plain  # type: ignore[attr-defined]
+            for name in hooks:
+                if getattr(plain, name, None) is getattr(HydraTuneCallback, name, None):
+                    vars(self)[name] = None
+
+    def _call_all_again(self) -> None:
+        for name in STEP_HOOKS:
+            vars(self).pop(name, None)
+
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._look(trainer, "later", last=True)
+        self._prepare_epoch(trainer)
+        self._measures.goes_on()
+
+    def _prepare_epoch(self, trainer: Any) -> None:
+        """Go on where a checkpoint was made, or make one where it is due."""
         if self._generators is not None:
             restore_generators(trainer, self._generators)
             self._generators = None
@@ -148,38 +185,41 @@ class HydraTuneCallback:
             self._end(trainer, Verdict("stopped", "the search was stopped"))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._measures.batch_starts(pl_module)
+        if self._measures.counts_next(pl_module):
+            self._measures.start_counting(pl_module)
+        else:
+            self._leave_out(trainer, ["on_train_batch_start"])
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
-        # On an accelerator looking at it would wait for it; and ranks that differ could not agree here. What has
-        # become NaN shows in the metrics then.
-        if loss.device.type == "cpu" and loss.numel() == 1 and trainer.world_size == 1:
-            value = loss.item()
-            if not math.isfinite(value):
-                message = f"the training loss became {value} at step {trainer.global_step}"
-                self._end(trainer, Verdict("diverged", message))
+        if self._looks and loss.numel() == 1 and not math.isfinite(loss.item()):
+            message = f"the training loss became {loss.item()} at step {trainer.global_step}"
+            self._end(trainer, Verdict("diverged", message))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._measures.batch_ends()
-        if time.monotonic() - self._pulse > PULSE_SECONDS and trainer.is_global_zero:
-            self._pulse = time.monotonic()
+        now = time.perf_counter()
+        self._measures.batch_ends(now)
+        if now - self._pulse > PULSE_SECONDS and trainer.is_global_zero:
+            self._pulse = now
             self._port.stopping()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
             self._waiting = True
             self._look(trainer, "validation")
+        self._measures.goes_on()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._waiting |= not trainer.enable_validation or self._place in ("epoch", "later")
         self._look(trainer, "epoch")
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._call_all_again()
         self._look(trainer, "later", last=True)
         if trainer.is_global_zero:
             self._port.describe(self._measures.facts(trainer))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._call_all_again()
         self._measures.stop_counting()
         if self._server is not None and isinstance(self._port, TrialPort) and self._port.verdict is not None:
             # The processes of ddp_spawn have ended, of which this one only knows that they failed.

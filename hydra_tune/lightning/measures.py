@@ -15,7 +15,10 @@ COUNTED_BATCHES = 2
 
 
 class Measures:
-    """Counters of one fit; the methods are called around every batch, so they do next to nothing."""
+    """Counters of one fit. `batch_ends` is called after every batch, so it does next to nothing.
+
+    A batch's time begins where the one before it ended: fetching it counts, validation and checkpoints do not.
+    """
 
     def __init__(self) -> None:
         self.batches = 0
@@ -25,21 +28,29 @@ class Measures:
         self._tensors: TensorBytes | None = None
         self._counting = False
 
-    def batch_starts(self, module: Any) -> None:
-        if self._counted < COUNTED_BATCHES and module.device.type == "cpu":
-            if self._tensors is None:
-                self._tensors = TensorBytes([*module.parameters(), *module.buffers()])
-            self._counted += 1
-            self._counting = True
-            self._tensors.__enter__()  # type: ignore[no-untyped-call]
+    def counts_next(self, module: Any) -> bool:
+        """Whether the tensors of the batch that begins now are to be counted."""
+        return self._counted < COUNTED_BATCHES and module.device.type == "cpu"
+
+    def start_counting(self, module: Any) -> None:
+        if self._tensors is None:
+            self._tensors = TensorBytes([*module.parameters(), *module.buffers()])
+        self._counted += 1
+        self._counting = True
+        self._tensors.__enter__()  # type: ignore[no-untyped-call]
+
+    def goes_on(self) -> None:
+        """Batches follow from now on."""
         self._since = time.perf_counter()
 
-    def batch_ends(self) -> None:
+    def batch_ends(self, now: float) -> None:
+        """At a time of `time.perf_counter`."""
         self.batches += 1
         if self._counting:
             self.stop_counting()
         else:  # the batches in which tensors are counted are slower
-            self._seconds += time.perf_counter() - self._since
+            self._seconds += now - self._since
+        self._since = now
 
     def stop_counting(self) -> None:
         """Also where a batch ended by an exception."""

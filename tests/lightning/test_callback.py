@@ -11,6 +11,7 @@ import torch
 
 from hydra_tune.errors import HydraTuneError, InputError
 from hydra_tune.lightning import HydraTuneCallback
+from hydra_tune.lightning.callback import STEP_HOOKS
 from hydra_tune.lightning.verdicts import DivergedTrial
 from tests.lightning.modules import BOTH, lightning, loaders, net, trainer
 
@@ -170,3 +171,57 @@ def test_a_nan_metric_is_told_optuna_as_pruned() -> None:
 def test_bad_arguments_are_named(arguments: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         HydraTuneCallback(*arguments)
+
+
+def test_lightning_calls_only_the_hooks_that_do_something(pl: Any) -> None:
+    called: list[str] = []
+
+    class Watching(pl.profilers.PassThroughProfiler):  # type: ignore[misc, name-defined]
+        def start(self, action_name: str) -> None:
+            if action_name.startswith("[Callback]HydraTuneCallback."):
+                called.append(action_name.rpartition(".")[2])
+
+    callback = HydraTuneCallback(study().ask(), monitor="val_loss")
+    fitted = trainer(pl, callbacks=[callback], max_epochs=2, profiler=Watching())
+    fitted.fit(net(pl), *loaders())
+    steps = fitted.global_step
+    assert steps == 22
+    seen = {name: called.count(name) for name in STEP_HOOKS}
+    assert seen == {
+        "on_train_batch_start": 3, "on_before_zero_grad": 0, "on_before_backward": steps, "on_after_backward": 0,
+        "on_before_optimizer_step": 0, "on_train_batch_end": steps,
+    }  # fmt: skip
+    assert all(callable(getattr(callback, name)) for name in STEP_HOOKS), "after the fit they are there again"
+
+
+def test_hooks_of_a_subclass_are_called_in_every_step(pl: Any) -> None:
+    called: list[str] = []
+
+    class Mine(HydraTuneCallback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            called.append("start")
+            super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+
+        def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+            called.append("after")
+            super().on_after_backward(trainer, pl_module)  # type: ignore[misc]
+
+    trial = study().ask()
+    fitted = trainer(pl, callbacks=[Mine(trial, monitor="val_loss")], max_epochs=1)
+    fitted.fit(net(pl), *loaders())
+    assert called.count("start") == called.count("after") == fitted.global_step == 11
+    assert trial.user_attrs["lightning"]["batches"] == 11
+
+
+def test_a_callback_within_another_one_is_called_as_any(pl: Any) -> None:
+    trial = study().ask()
+    inner = HydraTuneCallback(trial, monitor="val_loss")
+
+    def passed_on(name: str) -> Any:
+        return lambda _, *args, **options: getattr(inner, name)(*args, **options)
+
+    hooks = [name for name in dir(pl.Callback) if name == "setup" or name.startswith("on_")]
+    outer = type("Outer", (pl.Callback,), {name: passed_on(name) for name in hooks})()
+    trainer(pl, callbacks=[outer], max_epochs=2).fit(net(pl), *loaders())
+    assert list(trial.study.trials[0].intermediate_values) == [0, 1]
+    assert trial.user_attrs["lightning"]["batches"] == 22
