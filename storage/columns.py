@@ -8,6 +8,7 @@ here: there are a hundred times as many, and nobody looks at all of them.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,7 +31,10 @@ FACTS = ("seconds", "peak_device_bytes", "shards", "communicated_bytes", "spill_
 """Columns of numbers that our own records have of a trial; NaN stands for what was not recorded."""
 UNFINISHED = frozenset({"RUNNING", "WAITING"})
 _FIRST_ROWS = 256
-_EPOCH = datetime(1970, 1, 1)
+Moments = Sequence[datetime | str | None]
+_KIND = TRIAL_VALUES.c.value_type
+_KINDS = {kind.name: kind for kind in models.TrialValueModel.TrialValueType}
+_FINITE = models.TrialValueModel.TrialValueType.FINITE.name
 _to_value = models.TrialValueModel.stored_repr_to_value
 
 
@@ -45,13 +49,13 @@ class _Text:
     def empty(cls) -> _Text:
         return cls([""], {"": 0})
 
-    def code(self, word: str | None) -> int:
-        found = self.codes.get(word or "")
-        if found is None:
-            assert word is not None
-            found = self.codes[word] = len(self.words)
-            self.words.append(word)
-        return found
+    def codes_of(self, words: Sequence[str | None]) -> Ints:
+        """The number of each word; 0 for none."""
+        for word in set(words):
+            if word and word not in self.codes:
+                self.codes[word] = len(self.words)
+                self.words.append(word)
+        return np.array([self.codes[word or ""] for word in words], np.int64)
 
 
 class StudyColumns:
@@ -162,17 +166,12 @@ class StudyColumns:
         trials = self._rows(connection, self._trials(), after, known)
         if not trials:
             return
-        numbers = [row[1] for row in trials]
+        ids, numbers, states, started, ended = zip(*trials, strict=True)
         self._grow(max(numbers) + 1)
         before = {number: self._fingerprint(number) for number in numbers if number < self.size}
         self.size = max(self.size, max(numbers) + 1)
-        for row in trials:
-            self._take_trial(*row)
-        values = (TRIALS.c.number, *(TRIAL_VALUES.c[name] for name in ("objective", "value", "value_type")))
-        for number, objective, value, kind in self._rows(connection, _joined(values, TRIAL_VALUES), after, known):
-            # On PostgreSQL a statement may see trials that the one before it did not.
-            if number < self.size:
-                self._values[number, objective] = _to_value(value, kind)
+        self._take_trials(ids, numbers, states, started, ended)
+        self._take_values(connection, after, known)
         self._take_params(connection, after, known)
         if self._has_hydra_tables:
             self._take_facts(connection, sorted(numbers))
@@ -189,65 +188,74 @@ class StudyColumns:
         state = cast(TRIALS.c.state, String)
         return select(TRIALS.c.trial_id, TRIALS.c.number, state, TRIALS.c.datetime_start, TRIALS.c.datetime_complete)
 
-    def _rows(
-        self, connection: Connection, query: Select[Any], after: int, known: Sequence[int], *, raw: bool = False
-    ) -> list[Any]:
+    def _rows(self, connection: Connection, query: Select[Any], after: int, known: Sequence[int]) -> list[Any]:
         """Rows of the new trials in one sweep, and of those that were known and unfinished."""
         mine = query.where(TRIALS.c.study_id == self.study_id).order_by(TRIALS.c.trial_id)
-        rows: list[Any] = _fetched(connection, mine.where(TRIALS.c.trial_id > after), raw)
+        rows: list[Any] = _fetched(connection, mine.where(TRIALS.c.trial_id > after))
         for ids in chunks(known):
-            rows += _fetched(connection, query.where(TRIALS.c.trial_id.in_(ids)), raw)
+            rows += _fetched(connection, query.where(TRIALS.c.trial_id.in_(ids)))
         return rows
 
-    def _take_trial(
-        self, trial_id: int, number: int, state: str, started: datetime | None, ended: datetime | None
+    def _take_trials(
+        self, ids: Sequence[int], numbers: Sequence[int], states: Sequence[str], started: Moments, ended: Moments
     ) -> None:
-        arrays = self._arrays
-        arrays["id"][number] = trial_id
-        arrays["state"][number] = self._words["state"].code(state)
-        arrays["started"][number] = math.nan if started is None else _seconds(started)
-        arrays["ended"][number] = math.nan if ended is None else _seconds(ended)
-        self._last_id = max(self._last_id, trial_id)
-        if state in UNFINISHED:
-            self._open[trial_id] = number
-        else:
-            self._open.pop(trial_id, None)
+        rows = np.array(numbers)
+        self._arrays["id"][rows] = ids
+        self._arrays["state"][rows] = self._words["state"].codes_of(states)
+        self._arrays["started"][rows] = _seconds(started)
+        self._arrays["ended"][rows] = _seconds(ended)
+        self._last_id = max(self._last_id, max(ids))
+        for trial_id, number, state in zip(ids, numbers, states, strict=True):
+            if state in UNFINISHED:
+                self._open[trial_id] = number
+            else:
+                self._open.pop(trial_id, None)
+
+    def _take_values(self, connection: Connection, after: int, known: Sequence[int]) -> None:
+        wanted = (TRIALS.c.number, TRIAL_VALUES.c.objective, TRIAL_VALUES.c.value, cast(_KIND, String))
+        # On PostgreSQL a statement may see trials that the one before it did not.
+        found = [
+            row for row in self._rows(connection, _joined(wanted, TRIAL_VALUES), after, known) if row[0] < self.size
+        ]
+        if found:
+            numbers, objectives, values, kinds = zip(*found, strict=True)
+            stored = np.array(values, dtype=np.float64)
+            for i, kind in enumerate(kinds):
+                if kind != _FINITE:
+                    stored[i] = _to_value(values[i], _KINDS[kind])
+            self._values[np.array(numbers), np.array(objectives)] = stored
 
     def _take_params(self, connection: Connection, after: int, known: Sequence[int]) -> None:
         wanted = (TRIALS.c.number, *(TRIAL_PARAMS.c[name] for name in ("param_name", "param_value", "param_id")))
-        for number, name, value, param_id in self._rows(
-            connection, _joined(wanted, TRIAL_PARAMS), after, known, raw=True
-        ):
-            column = self._params.get(name)
-            if column is None:
-                query = select(TRIAL_PARAMS.c.distribution_json).where(TRIAL_PARAMS.c.param_id == param_id)
-                self.distributions[name] = json_to_distribution(connection.execute(query).scalar_one())
-                self._first_ids[name] = param_id
-                column = self._params[name] = np.full(len(self._values), np.nan)
+        found: defaultdict[str, list[Any]] = defaultdict(list)
+        for number, name, value, param_id in self._rows(connection, _joined(wanted, TRIAL_PARAMS), after, known):
             if number < self.size:
-                column[number] = value
+                found[name] += (number, value, param_id)
+        for name, flat in found.items():
+            if name not in self._params:
+                first = self._first_ids[name] = min(flat[2::3])
+                query = select(TRIAL_PARAMS.c.distribution_json).where(TRIAL_PARAMS.c.param_id == first)
+                self.distributions[name] = json_to_distribution(connection.execute(query).scalar_one())
+                self._params[name] = np.full(len(self._values), np.nan)
+            self._params[name][np.array(flat[::3])] = flat[1::3]
 
     def _take_facts(self, connection: Connection, numbers: Sequence[int]) -> None:
         table = HYDRA_TRIALS
-        names = ("number", "status", "strategy", "device", "error", *FACTS)
+        names = ("number", "status", "error", "strategy", "device", *FACTS)
         query = select(*(table.c[name] for name in names)).where(table.c.study_id == self.study_id)
-        first = numbers[0]
         if len(numbers) < IDS_AT_ONCE:
             query = query.where(table.c.number.in_(numbers))
-        arrays, words = self._arrays, self._words
-        columns = [arrays[name] for name in FACTS]
-        for row in connection.execute(query.where(table.c.number >= first)):
-            number, status, strategy, device, error, *facts = row
-            if number >= self.size:
-                continue
-            if status:
-                arrays["state"][number] = words["state"].code(status)
-            arrays["strategy"][number] = words["strategy"].code(strategy)
-            arrays["device"][number] = words["device"].code(device)
-            for column, fact in zip(columns, facts, strict=True):
-                column[number] = math.nan if fact is None else fact
-            if error:
-                self.errors[number] = error
+        found = [row for row in _fetched(connection, query.where(table.c.number >= numbers[0])) if row[0] < self.size]
+        if not found:
+            return
+        mine, statuses, errors, *columns = zip(*found, strict=True)
+        rows, arrays = np.array(mine), self._arrays
+        codes = self._words["state"].codes_of(statuses)
+        arrays["state"][rows] = np.where(codes == 0, arrays["state"][rows], codes)
+        for name, column in zip(names[3:], columns, strict=True):
+            words = self._words.get(name)
+            arrays[name][rows] = np.array(column, np.float64) if words is None else words.codes_of(column)
+        self.errors.update((number, error) for number, error in zip(mine, errors, strict=True) if error)
 
     def _fingerprint(self, number: int) -> tuple[Any, ...]:
         facts = tuple(float(self._arrays[name][number]) for name in ("state", "strategy", "seconds", "ended"))
@@ -272,16 +280,17 @@ class StudyColumns:
                 columns[name] = np.concatenate([column, np.full(more, missing, column.dtype)])
 
 
-def _fetched(connection: Connection, query: Select[Any], raw: bool) -> list[Any]:
-    """All rows; `raw` as the driver gives them, for columns that need no conversion: half the time."""
+def _fetched(connection: Connection, query: Select[Any]) -> list[Any]:
+    """All rows as the driver gives them: SQLAlchemy takes as long again to convert them one by one."""
     with connection.execute(query) as result:
-        return list(result.cursor.fetchall() if raw and result.cursor is not None else result)
+        return list(result if result.cursor is None else result.cursor.fetchall())
 
 
 def _joined(columns: Sequence[ColumnElement[Any]], table: Table) -> Select[Any]:
     return select(*columns).join_from(TRIALS, table, TRIALS.c.trial_id == table.c.trial_id)
 
 
-def _seconds(moment: datetime) -> float:
-    """Seconds since 1970 of a time as it is stored: UTC without a zone."""
-    return float((moment - _EPOCH).total_seconds())
+def _seconds(moments: Moments) -> Floats:
+    """Seconds since 1970 of times as they are stored: UTC without a zone, in SQLite as text; NaN for None."""
+    stamps = np.array(moments, dtype="datetime64[us]")
+    return np.where(np.isnat(stamps), np.nan, stamps.astype(np.int64) / 1e6)

@@ -87,6 +87,8 @@ class TrialRecord:
     communicated_bytes: int | None
     spill_read_bytes: int | None
     spill_written_bytes: int | None
+    spilled_bytes: int | None
+    """The most that lay in the spill store at a time."""
     plan: dict[str, Any] | None
     """Which part of the model ran where, where the strategy has such a plan."""
     seed: int | None
@@ -310,6 +312,7 @@ def _record(trial: FrozenTrial, row: Row[Any] | None) -> TrialRecord:
         communicated_bytes=row.communicated_bytes if row else None,
         spill_read_bytes=row.spill_read_bytes if row else None,
         spill_written_bytes=row.spill_written_bytes if row else None,
+        spilled_bytes=row.spilled_bytes if row else None,
         plan=json.loads(row.plan) if row and row.plan else None,
         seed=row.seed if row else None,
         device=row.device if row else None,

@@ -22,6 +22,7 @@ from hydra_tune.storage.tables import (
     HYDRA_CHECKPOINTS,
     HYDRA_EVENTS,
     HYDRA_METRICS,
+    HYDRA_SPILLED,
     HYDRA_STUDIES,
     HYDRA_TRIALS,
     HYDRA_UNITS,
@@ -126,6 +127,11 @@ class StudyRecords:
         """A checkpoint of the trial was written."""
         row = {"study_id": self._study_id, "number": number, "step": step, "bytes": size, "seconds": seconds}
         self._storage.upsert(HYDRA_CHECKPOINTS, {**row, "made": utc_now()})
+
+    def spilled(self, sampled: float, host_bytes: int, disk_bytes: int) -> None:
+        """So much lies in the spill store from now on; `sampled` in seconds since 1970."""
+        row = {"study_id": self._study_id, "sampled": sampled}
+        self._storage.upsert(HYDRA_SPILLED, {**row, "host_bytes": host_bytes, "disk_bytes": disk_bytes})
 
     def unit(
         self,

@@ -23,7 +23,7 @@ from hydra_tune.errors import StorageError
 from hydra_tune.storage.database import address, alone_in, explaining, masked, reading, sqlite_path, writing
 
 VERSION_TABLE = "hydra_alembic_version"
-VERSIONS = ("0001", "0002", "0003", "0004", "0005")
+VERSIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 HEAD = VERSIONS[-1]
 
 # Optuna's head as far as it is known here. Another one is not refused: then Optuna itself judges it, slowly.

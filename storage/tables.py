@@ -102,6 +102,8 @@ HYDRA_TRIALS = Table(
     Column("spill_written_bytes", BigInteger),
     # Which part of the model ran where, as JSON: for strategies that have such a plan.
     Column("plan", Text),
+    # The most that lay there at a time.
+    Column("spilled_bytes", BigInteger),
 )
 
 HYDRA_ATTEMPTS = Table(
@@ -154,6 +156,16 @@ HYDRA_UNITS = Table(
     Index("ix_hydra_units_trial", "study_id", "number"),
     # The dashboard asks for a stretch of time.
     Index("ix_hydra_units_time", "study_id", "started"),
+)
+
+HYDRA_SPILLED = Table(
+    "hydra_spilled",
+    METADATA,
+    _study_column(primary_key=True),
+    # Seconds since 1970. What lay in the spill store from then until the next row, for all trials together.
+    Column("sampled", Float(53), primary_key=True, autoincrement=False),
+    Column("host_bytes", BigInteger, nullable=False),
+    Column("disk_bytes", BigInteger, nullable=False),
 )
 
 HYDRA_LEASES = Table(

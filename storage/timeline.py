@@ -6,13 +6,14 @@ themselves where they are few, and else in bins that the database sums up.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, and_, cast, func, select
 
-from hydra_tune.storage.tables import HYDRA_UNITS
+from hydra_tune.storage.tables import HYDRA_SPILLED, HYDRA_UNITS
 
 BUILDER = "builder"
 """The worker without a device, as units name it."""
@@ -56,6 +57,43 @@ class Work:
                 self.by_trial[number] += seconds
                 self.device_first, self.device_last = min(self.device_first, first), max(self.device_last, ended)
         self.last_unit = last
+
+
+@dataclass
+class SpillLog:
+    """What lay in the spill store: from each moment on so many bytes in host memory and on disk, until the next one."""
+
+    study_id: int
+    moments: list[float] = field(default_factory=list)
+    host: list[int] = field(default_factory=list)
+    disk: list[int] = field(default_factory=list)
+    peak: int = 0
+    """The most of both together."""
+
+    def refresh(self, connection: Connection) -> None:
+        """Read what is new."""
+        table = HYDRA_SPILLED.c
+        query = select(table.sampled, table.host_bytes, table.disk_bytes).where(table.study_id == self.study_id)
+        if self.moments:
+            query = query.where(table.sampled > self.moments[-1])
+        for moment, host, disk in connection.execute(query.order_by(table.sampled)):
+            self.moments.append(moment)
+            self.host.append(host)
+            self.disk.append(disk)
+            self.peak = max(self.peak, host + disk)
+
+    def most_in_bins(self, start: float, end: float, bins: int) -> tuple[list[int | None], list[int | None]]:
+        """The most in host memory and the most on disk in each bin of time; None before anything was recorded."""
+        width = (end - start) / bins
+        host: list[int | None] = []
+        disk: list[int | None] = []
+        for i in range(bins):
+            # What was known when the bin began holds on into it.
+            first = max(bisect_right(self.moments, start + i * width) - 1, 0)
+            last = bisect_left(self.moments, start + (i + 1) * width)
+            host.append(max(self.host[first:last], default=None))
+            disk.append(max(self.disk[first:last], default=None))
+        return host, disk
 
 
 @dataclass(frozen=True)

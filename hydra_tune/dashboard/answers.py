@@ -156,6 +156,7 @@ class TrialDetail(TrialRow):
     communicated_bytes: int | None
     spill_read_bytes: int | None
     spill_written_bytes: int | None
+    spilled_bytes: int | None = Field(description="The most that was seen in the spill store at a time.")
     budget_bytes: int | None = Field(description="Memory of a device, where it was recorded.")
     plan: Any = Field(description="What the strategy has planned and why, as it recorded it.")
     curves: list[Curve]
@@ -211,6 +212,14 @@ class Importance(BaseModel):
     share: float
 
 
+class Importances(BaseModel):
+    """The parameters that matter, the most important first."""
+
+    shares: list[Importance]
+    trials: int = Field(description="The completed trials from which they were computed.")
+    complete: int = Field(description="The completed trials in all.")
+
+
 class Pareto(BaseModel):
     """The Pareto front of a study with several objectives, and other completed trials."""
 
@@ -249,6 +258,9 @@ class Devices(BaseModel):
     bound: float
     bound_reason: str
     utilisation: float
+    spilled_bytes: int | None = Field(
+        description="The most that lay in the spill store at a time; null where that was not recorded."
+    )
 
 
 class UnitRow(BaseModel):
@@ -276,6 +288,13 @@ class DeviceSeries(BaseModel):
     written_bytes: list[int]
 
 
+class SpillSeries(BaseModel):
+    """What lay in the spill store over time: the most of each bin, null before it was recorded."""
+
+    host_bytes: list[int | None] = Field(description="In host memory.")
+    disk_bytes: list[int | None]
+
+
 class Timeline(BaseModel):
     """A stretch of time on all devices."""
 
@@ -286,6 +305,7 @@ class Timeline(BaseModel):
     last_unit: int
     units: list[UnitRow]
     series: list[DeviceSeries]
+    spilled: SpillSeries
 
 
 class ActionRow(BaseModel):

@@ -23,9 +23,9 @@ DESCRIPTION = """What the dashboard's pages show, for scripts. Numbers that JSON
 `inf` and `-inf`. Where the dashboard was started with a token, send it as `Authorization: Bearer TOKEN`."""
 
 
-def make_app(url: str, policy: Policy) -> FastAPI:
-    """The routes, without the guard around them."""
-    reader = Reader(url)
+def make_app(url: str, policy: Policy, reader: Reader | None = None) -> FastAPI:
+    """The routes, without the guard around them; `reader` where one has begun to read already."""
+    reader = reader or Reader(url)
     closing = Closing()
 
     @asynccontextmanager

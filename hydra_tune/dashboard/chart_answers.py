@@ -10,7 +10,8 @@ from sqlalchemy import Connection
 
 from hydra_tune.dashboard import answers, charts
 from hydra_tune.dashboard.charts import plain
-from hydra_tune.dashboard.reader import Reader, StudyView
+from hydra_tune.dashboard.importances import importances as compute_importances
+from hydra_tune.dashboard.reader import StudyView
 from hydra_tune.dashboard.study_answers import parameter
 from hydra_tune.storage import details
 
@@ -76,7 +77,7 @@ def sample(view: StudyView, limit: int) -> answers.Sample:
 def pareto(view: StudyView, limit: int = POINTS) -> answers.Pareto:
     """The Pareto front among other completed trials."""
     columns = view.columns
-    front = charts.pareto_front(columns)
+    front = charts.best_trials(columns)
     rows = charts.sample(columns, limit, keep=front)
     return answers.Pareto(
         numbers=rows.tolist(), values=[_numbers(row) for row in columns.values[rows]], front=front.tolist()
@@ -88,20 +89,14 @@ def failures(view: StudyView) -> list[answers.FailureReason]:
     return [answers.FailureReason(**vars(failure)) for failure in charts.failures(view.columns)]
 
 
-def importances(reader: Reader, study_id: int) -> list[answers.Importance]:
+def importances(view: StudyView) -> answers.Importances:
     """The parameters that matter, the most important first."""
-    with reader.study(study_id) as view:
-        # Not anew for each trial of a running search: after a twentieth more they may have changed.
-        complete = int(np.count_nonzero(view.columns.complete))
-        step = int(math.log(complete, 1.05)) if complete > 20 else complete
-        found: dict[str, float] | None = view.known("importances", step)
-        trials = charts.importance_trials(view.columns) if found is None else []
-        maximize = view.columns.maximize
-    if found is None:
-        found = charts.importances(trials, maximize)
-        with reader.study(study_id) as view:
-            view.keep("importances", step, found)
-    return [answers.Importance(name=name, share=share) for name, share in found.items()]
+    found = compute_importances(view.columns)
+    return answers.Importances(
+        shares=[answers.Importance(name=name, share=share) for name, share in found.shares.items()],
+        trials=found.trials,
+        complete=int(np.count_nonzero(view.columns.complete)),
+    )
 
 
 def _numbers(values: NDArray[np.float64]) -> list[answers.Number]:

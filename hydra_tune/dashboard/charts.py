@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import optuna
 from numpy.typing import NDArray
-from optuna.distributions import BaseDistribution
-from optuna.study import StudyDirection
 
 from hydra_tune.storage.columns import StudyColumns
 
-MOST_IMPORTANCE_TRIALS = 500
-LEAST_IMPORTANCE_TRIALS = 4
 Rows = NDArray[np.intp]
 
 
@@ -56,10 +49,14 @@ def sample(columns: StudyColumns, limit: int, *, keep: Iterable[int] = ()) -> Ro
     return np.unique(np.concatenate([best, even, np.fromiter(keep, dtype=np.intp)]))
 
 
-def pareto_front(columns: StudyColumns) -> Rows:
-    """The completed trials that no other is better than in one objective without being worse in another."""
+def best_trials(columns: StudyColumns) -> Rows:
+    """The Pareto front of the completed trials."""
     rows = np.flatnonzero(columns.complete)
-    losses = columns.values[rows] * np.where(columns.maximize, -1.0, 1.0)
+    return np.asarray(rows[pareto_front(columns.values[rows] * np.where(columns.maximize, -1.0, 1.0))])
+
+
+def pareto_front(losses: NDArray[np.float64]) -> Rows:
+    """The rows that no other is less than in one column without being more in another."""
     order = np.lexsort(losses.T[::-1])
     front: list[int] = []
     kept = np.empty((0, losses.shape[1]))
@@ -68,7 +65,7 @@ def pareto_front(columns: StudyColumns) -> Rows:
         point = losses[index]
         dominated = (kept <= point).all(axis=1) & (kept < point).any(axis=1)
         if not dominated.any():
-            front.append(int(rows[index]))
+            front.append(int(index))
             kept = np.vstack([kept, point])
     return np.array(sorted(front), dtype=np.intp)
 
@@ -93,58 +90,6 @@ def failures(columns: StudyColumns, examples: int = 20) -> list[Failure]:
         for (state, _), numbers in alike.items()
     ]
     return sorted(found, key=lambda failure: (-failure.count, failure.reason))
-
-
-def importance_trials(columns: StudyColumns) -> list[optuna.trial.FrozenTrial]:
-    """The trials from which importances are computed: of a large study a sample stands for all."""
-    rows = np.flatnonzero(columns.complete)
-    finite = rows[np.isfinite(columns.values[rows]).all(axis=1)]
-    if len(finite) < LEAST_IMPORTANCE_TRIALS:
-        return []
-    some = finite[np.unique(np.linspace(0, len(finite) - 1, MOST_IMPORTANCE_TRIALS).astype(int))]
-    with _quiet_optuna():
-        return [_frozen(columns, int(number)) for number in some]
-
-
-def importances(trials: list[optuna.trial.FrozenTrial], maximize: list[bool]) -> dict[str, float]:
-    """How much each parameter matters for being among the best tenth (PED-ANOVA), as shares of their sum.
-
-    Takes up to a second, so nobody's lock should be held meanwhile.
-    """
-    if not trials:
-        return {}
-    directions = [StudyDirection.MAXIMIZE if most else StudyDirection.MINIMIZE for most in maximize]
-    with _quiet_optuna():
-        study = optuna.create_study(directions=directions)
-        study.add_trials(trials)
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        target = None
-        if len(maximize) == 1:
-            sign = -1.0 if maximize[0] else 1.0
-            target = lambda trial: sign * trial.value  # noqa: E731
-        found = evaluator.evaluate(study, target=target)
-    total = sum(found.values())
-    return {name: value / total for name, value in found.items()} if total > 0 else {}
-
-
-def _frozen(columns: StudyColumns, number: int) -> optuna.trial.FrozenTrial:
-    params = columns.params(number)
-    distributions: dict[str, BaseDistribution] = {name: columns.distributions[name] for name in params}
-    values = [float(value) for value in columns.values[number]]
-    return optuna.trial.create_trial(params=params, distributions=distributions, values=values)
-
-
-@contextmanager
-def _quiet_optuna() -> Iterator[None]:
-    """The study in memory is none of the user's: nothing is said of it."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        optuna.logging.set_verbosity(before)
 
 
 def busy_shares(spans: Iterable[tuple[float, float]], start: float, end: float, bins: int) -> list[float]:

@@ -43,6 +43,7 @@ def devices(view: StudyView) -> answers.Devices:
         bound=makespan.bound,
         bound_reason="the longest trial" if longest else f"all work spread over {len(names)} devices",
         utilisation=min(1.0, total / (ran * len(names))) if ran and names else 0.0,
+        spilled_bytes=view.spilled.peak if view.spilled.moments else None,
     )  # fmt: skip
 
 
@@ -60,9 +61,11 @@ def timeline(
     else:
         binned = busy_bins(connection, work, start, end, bins)
         rows, series = _busiest(binned, start, end, bins), _series_of_bins(binned, start, end, bins)
+    host, disk = view.spilled.most_in_bins(start, end, bins)
     return answers.Timeline(
         start=start, end=end, bins=bins, exact=units is not None, last_unit=work.last_unit, units=rows,
         series=[row for row in series if row.device != BUILDER],
+        spilled=answers.SpillSeries(host_bytes=host, disk_bytes=disk),
     )  # fmt: skip
 
 

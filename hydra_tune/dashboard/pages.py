@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import posixpath
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -21,6 +23,7 @@ router = APIRouter(include_in_schema=False)
 
 TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
 PLOTLY = "plotly.min.js"
+IMPORT = re.compile(r'^import [^;]*from "(\.[^"]+)";$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -82,43 +85,61 @@ def static(name: str, request: Request) -> Response:
     return Response(asset.body, media_type=asset.media_type, headers=headers)
 
 
-def _page() -> HTMLResponse:
-    return HTMLResponse(shell(), headers={"cache-control": "no-cache"})
+@cache
+def modules_of(page: str) -> tuple[str, ...]:
+    """The modules that a page needs, in the order in which they are found."""
+    found: list[str] = []
+    waiting = ["app.js", f"pages/{page}.js"]
+    while waiting:
+        module = waiting.pop(0)
+        if module not in found:
+            found.append(module)
+            text = assets()[module].body.decode()
+            waiting += [
+                posixpath.normpath(posixpath.join(posixpath.dirname(module), other)) for other in IMPORT.findall(text)
+            ]
+    return tuple(found)
+
+
+def _page(name: str) -> HTMLResponse:
+    # A browser learns of a module when it has read the one that imports it: told of all, it asks for all at once.
+    needed = ", ".join(f"</static/{module}>; rel=modulepreload" for module in modules_of(name))
+    return HTMLResponse(shell(), headers={"cache-control": "no-cache", "link": needed})
 
 
 @router.api_route("/", methods=["GET", "HEAD"])
 def studies_page() -> HTMLResponse:
-    return _page()
+    return _page("studies")
 
 
 @router.get("/login")
 def login_page() -> HTMLResponse:
-    return _page()
+    return _page("login")
 
 
 @router.get("/api")
 def api_page() -> HTMLResponse:
-    return _page()
+    return _page("api")
 
 
 @router.get("/studies/{study_id}")
 def study_page(study_id: StudyId) -> HTMLResponse:
-    return _page()
+    return _page("study")
 
 
 @router.get("/studies/{study_id}/devices")
 def devices_page(study_id: StudyId) -> HTMLResponse:
-    return _page()
+    return _page("devices")
 
 
 @router.get("/studies/{study_id}/compare")
 def compare_page(study_id: StudyId) -> HTMLResponse:
-    return _page()
+    return _page("compare")
 
 
 @router.get("/studies/{study_id}/trials/{number}")
 def trial_page(study_id: StudyId, number: TrialNumber) -> HTMLResponse:
-    return _page()
+    return _page("trial")
 
 
 class Login(BaseModel):

@@ -18,7 +18,7 @@ from hydra_tune.storage.columns import StudyColumns
 from hydra_tune.storage.details import Described, described, pool
 from hydra_tune.storage.leases import Lease, read_lease
 from hydra_tune.storage.tables import STUDIES
-from hydra_tune.storage.timeline import Work
+from hydra_tune.storage.timeline import SpillLog, Work
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class StudyView:
 
     columns: StudyColumns
     work: Work
+    spilled: SpillLog
     described: Described | None = None
     lease: Lease | None = None
     pool: dict[str, int] = field(default_factory=dict)
@@ -54,6 +55,11 @@ class StudyView:
             return self.described.metrics
         objectives = len(self.columns.maximize)
         return ("value",) if objectives == 1 else tuple(f"value_{i}" for i in range(objectives))
+
+    @property
+    def worked(self) -> tuple[int, int]:
+        """Changes with every unit and every change of what is spilled."""
+        return self.work.last_unit, len(self.spilled.moments)
 
     @property
     def running(self) -> bool:
@@ -101,6 +107,8 @@ class Reader:
 
     def read_ahead(self) -> None:
         """Read all studies on a thread of its own, the newest first, so that no visitor waits for the first reading."""
+        if self._ahead is not None:
+            return
 
         def read() -> None:
             for study_id in reversed(self.study_ids()):
@@ -140,10 +148,11 @@ class Reader:
 
     @contextmanager
     def study_and_work(self, study_id: int) -> Iterator[tuple[StudyView, Connection]]:
-        """The same, with the sums of its units too, which only pages of devices and live ones need."""
+        """The same, with the sums of its units and what was spilled, which only pages of devices and live ones need."""
         with self.study(study_id) as view, self.connection() as connection:
             if self.storage.has_hydra_tables:
                 view.work.refresh(connection)
+                view.spilled.refresh(connection)
             yield view, connection
 
     def _refreshed(self, study_id: int) -> StudyView:
@@ -171,5 +180,5 @@ class Reader:
 
     def _read(self, connection: Connection, study_id: int) -> StudyView:
         columns = StudyColumns(connection, study_id, self.storage.has_hydra_tables)
-        view = self._views[study_id] = StudyView(columns, Work(study_id))
+        view = self._views[study_id] = StudyView(columns, Work(study_id), SpillLog(study_id))
         return view

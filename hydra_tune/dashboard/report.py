@@ -43,7 +43,7 @@ def _answers(reader: Reader, view: StudyView) -> dict[str, Any]:
         base: study_answers.study_detail(view),
         f"{base}/trials": page,
         f"{base}/sample": chart_answers.sample(view, 800),
-        f"{base}/importances": chart_answers.importances(reader, view.columns.study_id),
+        f"{base}/importances": chart_answers.importances(view),
         f"{base}/failures": chart_answers.failures(view),
         f"{base}/devices": device_answers.devices(view),
     }

@@ -108,9 +108,10 @@ def sample(study_id: StudyId, reader: Read, limit: Annotated[int, Query(ge=10, l
 
 
 @router.get("/studies/{study_id}/importances", tags=["charts"])
-def importances(study_id: StudyId, reader: Read) -> list[answers.Importance]:
+def importances(study_id: StudyId, reader: Read) -> answers.Importances:
     """How much each parameter matters for being among the best tenth (PED-ANOVA)."""
-    return chart_answers.importances(reader, study_id)
+    with reader.study(study_id) as view:
+        return view.kept("importances", lambda: chart_answers.importances(view))
 
 
 @router.get("/studies/{study_id}/pareto", tags=["charts"])
@@ -131,7 +132,7 @@ def failures(study_id: StudyId, reader: Read) -> list[answers.FailureReason]:
 def devices(study_id: StudyId, reader: Read) -> answers.Devices:
     """The pool, its utilisation, and the makespan against its lower bound."""
     with reader.study_and_work(study_id) as (view, _):
-        return view.kept("devices", lambda: device_answers.devices(view), version=view.work.last_unit)
+        return view.kept("devices", lambda: device_answers.devices(view), version=view.worked)
 
 
 @router.get("/studies/{study_id}/timeline", tags=["devices"])
@@ -147,7 +148,7 @@ def timeline(
         compute = partial(device_answers.timeline, connection, view, start, end, bins)
         if start is not None or end is not None:
             return compute()
-        return view.kept(("timeline", bins), compute, version=view.work.last_unit)
+        return view.kept(("timeline", bins), compute, version=view.worked)
 
 
 @router.get("/studies/{study_id}/units", tags=["devices"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import sys
 import webbrowser
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -33,17 +35,20 @@ class Options:
 
 def serve(options: Options) -> None:
     """Serve until interrupted. Prints the address once it can be opened."""
-    try:
-        import uvicorn
+    with _saying_what_is_missing():
+        from hydra_tune.dashboard.reader import Reader
 
-        from hydra_tune.dashboard import app as application
-        from hydra_tune.dashboard.pages import assets
-    except ModuleNotFoundError as error:
-        raise InputError(f"the dashboard needs {error.name}, which is not installed", MISSING) from error
-    policy = make_policy(options)
-    assets()
-    with _listen(options.host, options.port) as listener:
-        app = application.make_app(options.url, policy)
+        policy = make_policy(options)
+    with _listen(options.host, options.port) as listener, closing(Reader(options.url)) as reader:
+        # The trials of a large study and the packages of a server take about as long: one does not wait for the other.
+        reader.read_ahead()
+        with _saying_what_is_missing():
+            import uvicorn
+
+            from hydra_tune.dashboard import app as application
+            from hydra_tune.dashboard.pages import assets
+        assets()
+        app = application.make_app(options.url, policy, reader)
 
         class Server(uvicorn.Server):
             def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -60,6 +65,14 @@ def serve(options: Options) -> None:
         if options.open_browser:
             webbrowser.open(f"{address}login#{policy.token}" if policy.token else address)
         Server(config).run(sockets=[listener])
+
+
+@contextmanager
+def _saying_what_is_missing() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InputError(f"the dashboard needs {error.name}, which is not installed", MISSING) from error
 
 
 def make_policy(options: Options) -> Policy:

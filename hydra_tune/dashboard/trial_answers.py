@@ -59,8 +59,8 @@ def trial_detail(connection: Connection, view: StudyView, number: int, ours: boo
     trial_id = int(columns.ids[number])
     reports = details.reports(connection, [trial_id]).get(trial_id, [])
     found: dict[str, Any] = {
-        "seed": None, "plan": None, "curves": [], "work": [], "attempts": [], "checkpoints": [], "events": [],
-        "note": "",
+        "seed": None, "plan": None, "spilled_bytes": None, "curves": [], "work": [], "attempts": [], "checkpoints": [],
+        "events": [], "note": "",
     }  # fmt: skip
     if ours:
         found |= _our_records(connection, columns.study_id, number)
@@ -108,6 +108,7 @@ def _our_records(connection: Connection, study_id: int, number: int) -> dict[str
     curves = details.curves(connection, study_id, number)
     return {
         "seed": row.seed if row else None,
+        "spilled_bytes": row.spilled_bytes if row else None,
         "plan": plain(json.loads(row.plan)) if row and row.plan else None,
         "curves": [curve(name, points) for name, points in curves.items()],
         "work": [answers.WorkRow(**vars(kind)) for kind in details.work(connection, study_id, number)],

@@ -62,7 +62,8 @@ def test_a_running_search_obeys(tmp_path: Path) -> None:
             until(lambda: _states(client).get(1) == "RUNNING" and _states(client).get(0) == "RUNNING")
             assert client.post("/api/studies/1/actions", json={"kind": "retry-trial", "number": 0}).status_code == 409
             assert "trial 0 stops" in _ask(client, kind="stop-trial", number=0)
-            # The one that is stopped makes room for the third, which fails at once.
+            until(lambda: _states(client).get(0) == "PRUNED")
+            # The third one fails at once.
             until(lambda: _states(client).get(2) == "FAILED")
             stopped = client.get("/api/studies/1/trials/0").json()
             assert (stopped["state"], stopped["error"]) == ("PRUNED", "stopped on request")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import posixpath
+import re
 
 import numpy as np
 import optuna
 import pandas
 import pytest
 
-from hydra_tune.storage import open_storage
+from hydra_tune.storage import StudyRecords, open_storage
 from hydra_tune.storage.queries import list_studies, trial_records
 from tests.dashboard.conftest import Client
 from tests.dashboard.studies import HOSTILE
@@ -126,8 +128,9 @@ def test_the_pareto_front_is_optunas(client: Client, url: str) -> None:
 
 def test_importances_find_what_was_made_to_matter(client: Client) -> None:
     found = client().get("/api/studies/4/importances").json()
-    assert found[0]["name"] == "lr"
-    assert sum(one["share"] for one in found) == pytest.approx(1)
+    assert found["shares"][0]["name"] == "lr"
+    assert sum(one["share"] for one in found["shares"]) == pytest.approx(1)
+    assert found["trials"] == found["complete"] > 300
 
 
 def test_a_trial_has_its_curves_attempts_and_traceback(client: Client) -> None:
@@ -186,6 +189,23 @@ def test_many_units_come_in_bins_and_few_as_themselves(client: Client, monkeypat
     assert all(unit["started"] <= exact["start"] + 10 for unit in zoomed["units"])
 
 
+def test_what_lay_in_the_spill_store_over_time(client: Client, url: str) -> None:
+    app = client()
+    before = app.get("/api/studies/4/timeline", params={"bins": 4}).json()
+    assert before["spilled"] == {"host_bytes": [None] * 4, "disk_bytes": [None] * 4}
+    assert app.get("/api/studies/4/devices").json()["spilled_bytes"] is None
+    start, width = before["start"], (before["end"] - before["start"]) / 4
+    with open_storage(url) as storage:
+        records = StudyRecords(storage, 4)
+        for share, host, disk in ((1.2, 100, 0), (1.4, 300, 10), (1.6, 200, 20), (3.5, 0, 0)):
+            records.spilled(start + share * width, host, disk)
+    after = app.get("/api/studies/4/timeline", params={"bins": 4}).json()
+    assert after["spilled"] == {"host_bytes": [None, 300, 200, 200], "disk_bytes": [None, 20, 20, 20]}
+    assert app.get("/api/studies/4/devices").json()["spilled_bytes"] == 310
+    late = {"bins": 2, "start": start + 3.6 * width, "end": before["end"]}
+    assert app.get("/api/studies/4/timeline", params=late).json()["spilled"]["host_bytes"] == [0, 0]
+
+
 def test_downloads_hold_every_trial(client: Client) -> None:
     app = client()
     csv = pandas.read_csv(io.BytesIO(app.get("/api/studies/4/trials.csv").content))
@@ -233,3 +253,14 @@ def test_a_study_that_is_deleted_and_made_again_is_read_again(client: Client, ur
     assert (study["name"], study["trials"]) == ("other", 2)
     if study_id != 4:
         assert app.get("/api/studies/4").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/api", "/login", "/studies/1", "/studies/1/devices", "/studies/1/trials/0"])
+def test_a_page_names_the_modules_that_it_needs(client: Client, path: str) -> None:
+    app = client()
+    named = re.findall(r"<(/static/[^>]+)>; rel=modulepreload", app.get(path).headers["link"])
+    assert "/static/app.js" in named
+    for module in named:
+        text = app.get(module).text
+        for other in re.findall(r'^import .* from "(\.[^"]+)";$', text, flags=re.MULTILINE):
+            assert posixpath.normpath(posixpath.join(posixpath.dirname(module), other)) in named, module

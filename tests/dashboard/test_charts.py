@@ -38,7 +38,7 @@ def test_the_pareto_front_is_what_nothing_dominates(
         )
 
     expected = [i for i in range(len(values)) if not dominated(i)]
-    assert charts.pareto_front(_columns(values, list(maximize))).tolist() == expected
+    assert charts.best_trials(_columns(values, list(maximize))).tolist() == expected
 
 
 @settings(max_examples=100, deadline=None)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hydra_tune.cli.app import run
+from hydra_tune.storage import StudyRecords, open_storage
 from tests.dashboard.conftest import filled as filled
 from tests.dashboard.conftest import serving
 from tests.dashboard.conftest import url as url
@@ -100,6 +101,8 @@ def test_the_study_page_says_what_was_searched_and_what_won(visitor: Visitor) ->
     page.locator("#leaderboard tbody tr").first.wait_for()
     best = page.locator("#leaderboard tbody tr").first.get_attribute("data-trial")
     assert f"trial {best}" in page.locator(".facts").inner_text()
+    visitor.wait("document.querySelector('.facts').innerText.includes('Devices busy')")
+    assert re.search(r"Devices busy\s+[\d.]+%\s+2 devices", page.locator(".facts").inner_text())
     won = page.locator("section", has=page.get_by_role("heading", name="What won")).inner_text()
     assert "activation" in won
     visitor.see_all()
@@ -174,6 +177,49 @@ def test_a_trial_with_curves_and_one_with_a_traceback(visitor: Visitor) -> None:
     page.get_by_role("heading", name="Trial 1").wait_for()
     visitor.open("/studies/1/trials/2")
     assert "<script>alert('from a traceback')</script>" in page.locator("pre").inner_text()
+
+
+def test_why_a_strategy_was_chosen_and_what_was_spilled(visitor: Visitor, url: str) -> None:
+    import json
+
+    options = [
+        {"strategy": "whole", "seconds": 12.0, "device_bytes": 3 * 2**20, "host_bytes": 0, "communicated_bytes": 0,
+         "refused": ""},
+        {"strategy": "shard", "seconds": 90.0, "device_bytes": 2**20, "host_bytes": 9 * 2**20, "communicated_bytes": 0,
+         "refused": ""},
+        {"strategy": "pipeline", "seconds": 0, "device_bytes": 0, "host_bytes": 0, "communicated_bytes": 0,
+         "refused": "<b>one</b> device is too few"},
+    ]  # fmt: skip
+    choice = {"strategy": "whole", "because": "it is the fastest that fits", "predicted_seconds": 12.0}
+    with open_storage(url) as storage:
+        records = StudyRecords(storage, 1)
+        plan = {"choice": {**choice, "options": options, "seen": 3}, "stages": [{"device": "cpu:0", "from": "a"}]}
+        records.trial(0, plan=json.dumps(plan), spilled_bytes=5 * 2**20)
+    page = visitor.open("/studies/1/trials/0")
+    chosen = page.locator(".choice")
+    chosen.wait_for()
+    assert "whole: it is the fastest that fits (predicted 12 s)" in chosen.inner_text()
+    rows = [row.split("\t") for row in chosen.locator("tbody tr").all_inner_texts()]
+    assert rows == [
+        ["whole", "12 s", "3.0 MiB", "0 B", "0 B", ""],
+        ["shard", "1 min 30 s", "1.0 MiB", "9.0 MiB", "0 B", ""],
+        ["pipeline", "", "", "", "", "<b>one</b> device is too few"],
+    ]
+    assert chosen.locator("tr.chosen").inner_text().startswith("whole")
+    assert "seen" in chosen.inner_text()
+    assert "stages" in page.locator("main").inner_text(), "the rest of the plan is shown too"
+    assert "spilled at most" in page.locator("main").inner_text()
+    timeline = page.evaluate("fetch('/api/studies/1/timeline').then((answer) => answer.json())")
+    middle = (timeline["start"] + timeline["end"]) / 2
+    with open_storage(url) as storage:
+        StudyRecords(storage, 1).spilled(middle, 6 * 2**20, 2**20)
+    visitor.open("/studies/1/devices")
+    visitor.see_all()
+    assert "7.0 MiB" in page.locator(".facts").inner_text()
+    shown = page.evaluate("document.querySelector('#spilled-memory .plot').data.map((one) => [one.name, one.y.at(-1)])")
+    assert shown == [["in host memory", 6], ["on disk", 1]]
+    for chart in ("utilisation", "resident-memory", "free-memory"):
+        assert page.locator(f"#{chart} .plot svg").count() > 0, chart
 
 
 def test_parameters_are_copied_as_python_and_json(visitor: Visitor, browser: Any) -> None:
@@ -268,7 +314,7 @@ def test_a_report_is_one_file_that_opens_without_a_server(browser: Any, url: str
     page.get_by_role("button", name="lr", exact=True).click()
     rates = [float(text) for text in _column(page, "lr")]
     assert rates == sorted(rates)
-    page.get_by_role("link", name="Devices").click()
+    page.get_by_role("link", name="Devices", exact=True).click()
     visitor.wait("document.querySelector('canvas.gantt')?.dataset.units > 0")
     visitor.open("/report.html#/studies/1/trials/2")
     page.reload()

@@ -89,7 +89,7 @@ def test_importing_the_package_is_cheap():
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_newer_schema_is_refused(sqlite_storage: HydraStorage, read_only: bool):
     set_version(sqlite_storage.url, "9999")
-    with pytest.raises(StorageError, match=r"schema 9999, newer than 0005.*pip install -U hydra-tune"):
+    with pytest.raises(StorageError, match=r"schema 9999, newer than 0006.*pip install -U hydra-tune"):
         open_storage(sqlite_storage.url, read_only)
 
 
@@ -107,7 +107,7 @@ def make_old_database(url: str) -> None:
 @pytest.mark.parametrize("read_only", [False, True])
 def test_an_older_schema_asks_for_migrate(sqlite_url: str, read_only: bool):
     make_old_database(sqlite_url)
-    with pytest.raises(StorageError, match=r"schema 0001, this Hydra Tune needs 0005 \(run `hydra-tune migrate`"):
+    with pytest.raises(StorageError, match=r"schema 0001, this Hydra Tune needs 0006 \(run `hydra-tune migrate`"):
         open_storage(sqlite_url, read_only)
 
 
@@ -115,7 +115,7 @@ def test_migrate_upgrades_an_older_database_with_a_backup(sqlite_url: str, capsy
     make_old_database(sqlite_url)
     assert run(["migrate", "--storage", sqlite_url]) == 0
     said = capsys.readouterr().out
-    assert "schema 0001 -> 0005" in said
+    assert "schema 0001 -> 0006" in said
     (backup,) = Path(sqlite_url.removeprefix("sqlite:///")).parent.glob("*.backup")
     assert str(backup) in said
     with open_storage(sqlite_url) as storage:

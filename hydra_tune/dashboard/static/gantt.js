@@ -154,7 +154,7 @@ export class Gantt {
     if (unit) {
       const lines = [`trial ${unit.number}${unit.kind ? `, ${unit.kind}` : ""}${unit.shard === null ? "" : `, part ${unit.shard}`}`, `${duration(unit.seconds)}${unit.steps > 1 ? ` (${unit.steps} steps)` : ""} on ${unit.device}`];
       if (unit.peak_bytes) lines.push(`peak ${bytes(unit.peak_bytes)}`);
-      if (unit.read_bytes || unit.written_bytes) lines.push(`read back ${bytes(unit.read_bytes || 0)}, spilled ${bytes(unit.written_bytes || 0)}`);
+      if (unit.read_bytes || unit.written_bytes) lines.push(`read back ${bytes(unit.read_bytes || 0)}, wrote ${bytes(unit.written_bytes || 0)}`);
       this.tip.textContent = lines.join("\n");
       this.tip.style.left = `${Math.min(x + 12, this.canvas.clientWidth - 190)}px`;
       this.tip.style.top = `${y + 14}px`;

@@ -6,13 +6,30 @@ import { bytes, duration, number, param } from "./format.js";
 
 const PAGE = 50;
 
+/** Which trials an address asks for, and in which order. */
+function wanted(query) {
+  return { sort: query.get("sort"), down: query.get("descending") === "true", filter: query.get("filter") || "", offset: Number(query.get("offset")) || 0 };
+}
+
+function page(study, { sort, down, filter, offset }) {
+  const query = new URLSearchParams({ offset, limit: PAGE });
+  if (sort) { query.set("sort", sort); query.set("descending", down); }
+  if (filter) query.set("filter", filter);
+  return get(`/api/studies/${study}/trials?${query}`);
+}
+
+/** The first page, asked for while the study itself is still on its way; what is wrong with it, `load` says. */
+export function firstPage(study, query) {
+  const asked = page(study, wanted(query));
+  asked.catch(() => {});
+  return asked;
+}
+
 export class Leaderboard {
-  constructor(study, query) {
+  constructor(study, query, first) {
     this.study = study;
-    this.sort = query.get("sort");
-    this.down = query.get("descending") === "true";
-    this.filter = query.get("filter") || "";
-    this.offset = Number(query.get("offset")) || 0;
+    this.first = first;
+    Object.assign(this, wanted(query));
     this.chosen = new Set((query.get("compare") || "").split(",").filter(Boolean).map(Number));
     this.rows = new Map();
     this.body = h("tbody", {});
@@ -55,15 +72,13 @@ export class Leaderboard {
   }
 
   async load() {
-    const query = new URLSearchParams({ offset: this.offset, limit: PAGE });
-    if (this.sort) { query.set("sort", this.sort); query.set("descending", this.down); }
-    if (this.filter) query.set("filter", this.filter);
-    const asked = (this.asked = Symbol());
+    const asked = (this.asked = Symbol()), first = this.first;
+    this.first = null;
     try {
-      const page = await get(`/api/studies/${this.study.id}/trials?${query}`);
+      const found = await (first ?? page(this.study.id, this));
       if (asked !== this.asked) return;
       this.error.textContent = "";
-      this.draw(page);
+      this.draw(found);
     } catch (error) {
       if (asked === this.asked) this.error.textContent = error.message;
     }

@@ -6,7 +6,26 @@ import { bytes, duration, number } from "./format.js";
 export function plan(trial) {
   const how = trial.strategy ? h("p", {}, "Trained by ", h("strong", {}, trial.strategy), trial.shards > 1 ? ` in ${trial.shards} parts` : "", trial.device ? `, last on ${trial.device}` : "", trial.seed === null ? "" : `, seed ${trial.seed}`, ".") : null;
   if (!trial.plan) return h("div", {}, how);
-  return h("div", {}, how, contents(trial.plan, trial));
+  const { choice: chosen, ...rest } = trial.plan;
+  const known = chosen && typeof chosen === "object";
+  return h("div", {}, how, known ? choice(chosen, trial) : null, contents(known ? rest : trial.plan, trial));
+}
+
+const OPTION = { strategy: "Strategy", seconds: "Predicted time", device_bytes: "Device memory", host_bytes: "Host memory", communicated_bytes: "Communicated", refused: "Why not" };
+
+/** Why the planner took this strategy: its reason, and what it thought of each one. */
+function choice({ strategy, because, predicted_seconds: predicted, options, ...rest }, trial) {
+  const some = Array.isArray(options) ? options.filter((one) => one && typeof one === "object") : [];
+  const others = [...new Set(some.flatMap(Object.keys))].filter((name) => !(name in OPTION));
+  const { refused, ...first } = OPTION;
+  const heads = { ...first, ...Object.fromEntries(others.map((name) => [name, words(name)])), refused };
+  const used = Object.keys(heads).filter((name) => some.some((one) => ![undefined, null, ""].includes(one[name])));
+  const numeric = (name) => some.some((one) => typeof one[name] === "number");
+  const row = (one) => h("tr", { class: one.strategy === strategy ? "chosen" : one.refused ? "soft" : null }, used.map((name) => h("td", { class: numeric(name) ? "number" : name === "refused" ? "wrap" : null }, one.refused && numeric(name) && !one[name] ? "" : cell(name, one[name]))));
+  return h("div", { class: "choice" }, h("h3", {}, "Why this strategy"),
+    h("p", {}, h("strong", {}, String(strategy ?? trial.strategy)), because ? `: ${because}` : "", typeof predicted === "number" ? ` (predicted ${duration(predicted)})` : ""),
+    some.length ? h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, used.map((name) => h("th", { class: numeric(name) ? "number" : null }, heads[name])))), h("tbody", {}, some.map(row)))) : null,
+    Object.keys(rest).length ? contents(rest, trial) : null);
 }
 
 function contents(found, trial) {

@@ -57,49 +57,65 @@ function drawTop(top, pool) {
     fact("Devices busy", percent(pool.utilisation), `${pool.devices.length} devices, ${pool.units} units`),
     fact("Makespan", duration(pool.makespan), "from the first unit on a device to the last"),
     fact("Lower bound", duration(pool.bound), pool.bound_reason),
-    fact("Makespan / bound", ratio === null ? "" : ratio.toFixed(2), "1 is the least possible")),
+    fact("Makespan / bound", ratio === null ? "" : ratio.toFixed(2), "1 is the least possible"),
+    pool.spilled_bytes ? fact("Spilled at most", bytes(pool.spilled_bytes), "in host memory and on disk") : null),
   pool.devices.length ? h("section", { class: "card", style: { marginTop: "1rem" }, "aria-label": "Devices" }, h("div", { class: "scroll" }, h("table", {},
-    h("thead", {}, h("tr", {}, ["Device", "Busy", "", "Work", "Memory budget"].map((text, i) => h("th", { class: i > 2 ? "number" : null }, text)))),
+    h("thead", {}, h("tr", {}, ["Device", "Busy", "", "Work", "Memory budget"].map((text, i) => h("th", { class: i > 2 ? "number" : i === 2 ? "roomy" : null }, text)))),
     h("tbody", {}, pool.devices.map((one) => h("tr", {}, h("td", {}, one.name), h("td", { class: "number", style: { textAlign: "left" } }, percent(one.utilisation)),
-      h("td", { style: { width: "45%" } }, h("div", { class: "meter", style: { marginTop: ".4rem" } }, h("i", { class: "used", style: { width: `${100 * one.utilisation}%` } }))),
+      h("td", { class: "roomy", style: { width: "45%" } }, h("div", { class: "meter", style: { marginTop: ".4rem" } }, h("i", { class: "used", style: { width: `${100 * one.utilisation}%` } }))),
       h("td", { class: "number" }, duration(one.seconds)), h("td", { class: "number" }, one.budget_bytes ? bytes(one.budget_bytes) : "not recorded"))))))) : null);
 }
 
 /** Utilisation, memory and spilling over the stretch of time that the Gantt shows. */
 function seriesCharts(below, timeline, pool) {
-  const chart = (title, make) => {
+  const chart = (title, says, make) => {
     const element = h("div", { class: "plot" });
-    const section = card(title, {}, element);
+    const section = card(title, { id: title.toLowerCase().replaceAll(" ", "-") }, h("p", { class: "small soft" }, says), element);
     below.append(section);
     return new Chart(element, () => { const made = timeline() && make(timeline()); section.hidden = !made; return made || null; });
   };
   const times = (found) => { const origin = pool().start ?? found.start; return Array.from({ length: found.bins }, (_, i) => found.start - origin + ((i + 0.5) * (found.end - found.start)) / found.bins); };
   const axis = { title: { text: "seconds since the start" } };
   const legend = { showlegend: true, legend: { orientation: "h", y: 1.13 } };
+  const mebibytes = (counts) => counts.map((count) => (count === null ? null : count / 2 ** 20));
+  const memoryAxis = { title: { text: "MiB" }, rangemode: "tozero" };
+  const budgets = () => new Map(pool().devices.map((one) => [one.name, one.budget_bytes]));
+  const lines = (found, counts) => found.series.map((one, i) => [one, i, counts(one)]).filter(([, , some]) => some.some((count) => count !== null))
+    .map(([one, i, some]) => ({ x: times(found), y: mebibytes(some), name: label(one.device), mode: "lines", connectgaps: false, line: { width: 1.6, color: seriesColour(i), shape: "hvh" }, hovertemplate: `${label(one.device)}: %{y:.1f} MiB<extra></extra>` }));
+  const measured = (found) => found.series.filter((one) => one.resident_bytes.some((count) => count !== null));
   return [
-    chart("Utilisation", (found) => ({
+    chart("Utilisation", "The share of the time that a device worked.", (found) => ({
       traces: found.series.map((one, i) => ({ x: times(found), y: one.busy, name: label(one.device), mode: "lines", line: { width: 1.6, color: seriesColour(i), shape: "hvh" }, hovertemplate: `${label(one.device)}: %{y:.0%}<extra></extra>` })),
       layout: { xaxis: axis, yaxis: { tickformat: ".0%", range: [0, 1.04] }, ...legend },
     })),
-    chart("Resident and free memory", (found) => {
-      const measured = found.series.filter((one) => one.resident_bytes.some((count) => count !== null));
-      if (!measured.length) return null;
-      const budgets = new Map(pool().devices.map((one) => [one.name, one.budget_bytes]));
-      const scale = 2 ** 20;
-      // The budget is drawn where it is within sight of what is used; else the line at the bottom would say nothing.
-      const most = Math.max(...measured.flatMap((one) => one.resident_bytes.map((count) => count ?? 0)));
-      const budget = Math.max(...measured.map((one) => budgets.get(one.device) ?? 0));
-      const traces = measured.map((one, i) => ({ x: times(found), y: one.resident_bytes.map((count) => (count === null ? null : count / scale)), name: label(one.device), mode: "lines", connectgaps: false, line: { width: 1.6, color: seriesColour(i), shape: "hvh" }, customdata: one.resident_bytes.map((count) => (budgets.get(one.device) && count !== null ? `, ${bytes(budgets.get(one.device) - count)} free` : "")), hovertemplate: `${label(one.device)}: %{y:.1f} MiB%{customdata}<extra></extra>` }));
-      if (budget && budget < 20 * most) traces.push({ x: [times(found)[0], times(found).at(-1)], y: [budget / scale, budget / scale], name: "budget", mode: "lines", line: { dash: "dot", width: 1.5, color: colour("bad") }, hovertemplate: `budget ${bytes(budget)}<extra></extra>` });
-      return { traces, layout: { xaxis: axis, yaxis: { title: { text: "MiB" }, rangemode: "tozero" }, ...legend } };
+    chart("Resident memory", "The most that units of work held on their device.", (found) => {
+      const some = measured(found);
+      if (!some.length) return null;
+      const traces = lines(found, (one) => one.resident_bytes);
+      // The budget is drawn where it is within sight of what is used; else the lines at the bottom would say nothing.
+      const most = Math.max(...some.flatMap((one) => one.resident_bytes.map((count) => count ?? 0)));
+      const budget = Math.max(...some.map((one) => budgets().get(one.device) ?? 0));
+      if (budget && budget < 20 * most) traces.push({ x: [times(found)[0], times(found).at(-1)], y: mebibytes([budget, budget]), name: "budget", mode: "lines", line: { dash: "dot", width: 1.5, color: colour("bad") }, hovertemplate: `budget ${bytes(budget)}<extra></extra>` });
+      return { traces, layout: { xaxis: axis, yaxis: memoryAxis, ...legend } };
     }),
-    chart("Spilled and read back", (found) => {
+    chart("Free memory", "What was left of each device's budget.", (found) => {
+      const traces = lines(found, (one) => one.resident_bytes.map((count) => (count === null || !budgets().get(one.device) ? null : Math.max(0, budgets().get(one.device) - count))));
+      return traces.length ? { traces, layout: { xaxis: axis, yaxis: memoryAxis, ...legend } } : null;
+    }),
+    chart("Spilled memory", "What lay in the spill store, for all trials together.", (found) => {
+      const { host_bytes: host, disk_bytes: disk } = found.spilled;
+      if (![...host, ...disk].some(Boolean)) return null;
+      const area = (counts, name, i) => ({ x: times(found), y: mebibytes(counts), name, mode: "lines", stackgroup: "spilled", line: { width: 1.2, color: seriesColour(i), shape: "hv" }, hovertemplate: `${name}: %{y:.1f} MiB<extra></extra>` });
+      return { traces: [area(host, "in host memory", 1), ...(disk.some(Boolean) ? [area(disk, "on disk", 2)] : [])], layout: { xaxis: axis, yaxis: memoryAxis, ...legend } };
+    }),
+    chart("Spill traffic", "What was written to the spill store and read back.", (found) => {
       const moved = found.series.some((one) => one.read_bytes.some(Boolean) || one.written_bytes.some(Boolean));
       if (!moved) return null;
       const total = (key) => found.series[0][key].map((_, i) => found.series.reduce((sum, one) => sum + one[key][i], 0) / 2 ** 20);
+      const width = (found.end - found.start) / found.bins;
       return {
-        traces: [["written_bytes", "spilled", 2], ["read_bytes", "read back", 1]].map(([key, name, i]) => ({ type: "bar", x: times(found), y: total(key), name, marker: { color: seriesColour(i) }, hovertemplate: `${name} %{y:.1f} MiB<extra></extra>` })),
-        layout: { barmode: "stack", bargap: 0, xaxis: axis, yaxis: { title: { text: "MiB in each bin" } }, ...legend },
+        traces: [["written_bytes", "written", 2], ["read_bytes", "read back", 1]].map(([key, name, i]) => ({ type: "bar", x: times(found), y: total(key), name, marker: { color: seriesColour(i) }, hovertemplate: `${name} %{y:.1f} MiB<extra></extra>` })),
+        layout: { barmode: "stack", bargap: 0, xaxis: axis, yaxis: { title: { text: `MiB in ${duration(width)}` } }, ...legend },
       };
     }),
   ];

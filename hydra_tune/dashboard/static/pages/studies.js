@@ -27,7 +27,7 @@ export async function show(content, { frame }) {
 
 function table(studies) {
   if (!studies.length) return card("Nothing yet", {}, empty("This database has no studies. A search makes the first: hydra-tune search examples/digits.yaml"));
-  const heads = ["Study", "State", "Progress", "Goal", "Best", "Last trial ended"];
+  const heads = ["Study", "State", "Best", "Goal", "Progress", "Last trial ended"];
   return h("section", { class: "card" }, h("div", { class: "scroll" }, h("table", {},
     h("thead", {}, h("tr", {}, heads.map((text) => h("th", { class: text === "Best" ? "number" : null }, text)))),
     h("tbody", {}, studies.map(row)))));
@@ -41,8 +41,8 @@ function row(study) {
   return h("tr", {},
     h("td", { class: "wrap" }, h("a", { href: link(`/studies/${study.id}`) }, h("strong", {}, study.name))),
     h("td", {}, state(study.state)),
-    h("td", {}, meter, h("span", { class: "small soft number" }, `${study.finished}/${total}`, counts ? ` · ${counts}` : "", timeLeft(study) ? ` · ${timeLeft(study)}` : "")),
-    h("td", { class: "soft" }, goal(study)),
     h("td", { class: "number" }, best),
+    h("td", { class: "soft" }, goal(study)),
+    h("td", {}, meter, h("span", { class: "small soft number" }, `${study.finished}/${total}`, counts ? ` · ${counts}` : "", timeLeft(study) ? ` · ${timeLeft(study)}` : "")),
     h("td", { class: "soft" }, moment(study.ended), study.ended && study.started ? h("div", { class: "small" }, `took ${duration(study.ended - study.started)}`) : null));
 }

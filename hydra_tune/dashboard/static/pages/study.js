@@ -3,16 +3,16 @@
 import { get, link } from "../api.js";
 import { card, empty, fact, h, pairs, replace, state, throttled, whenSeen } from "../dom.js";
 import { bytes, duration, moment, number, param, percent } from "../format.js";
-import { Leaderboard } from "../leaderboard.js";
+import { firstPage, Leaderboard } from "../leaderboard.js";
 import { mostPresent, ParallelCoordinates } from "../parallel.js";
 import { Chart, colour, finite, label, trialColour } from "../plots.js";
 import { actionBar } from "../actions.js";
 import { followStudy, goal, progressMeter, tabs, timeLeft } from "../study_head.js";
 
 export async function show(content, { frame, query, server }, id) {
-  const board = get(`/api/studies/${id}`).then((study) => new Leaderboard(study, query));
-  const leaderboard = await board;
-  const { study } = leaderboard;
+  const first = firstPage(id, query);
+  const study = await get(`/api/studies/${id}`);
+  const leaderboard = new Leaderboard(study, query, first);
   frame.title([[study.name]]);
   const notices = h("div", { "aria-live": "polite" });
   const head = h("div", { class: "head" }), top = h("div", {});
@@ -24,13 +24,16 @@ export async function show(content, { frame, query, server }, id) {
   const charts = new StudyCharts(study);
   content.append(charts.element);
   server().then(({ actions }) => { if (actions) tools.append(actionBar(study)); });
+  // How busy the devices were is summed up after the page can be read: it takes a look at every unit of work.
+  const busy = throttled(async () => { study.pool = await get(`/api/studies/${id}/devices`); drawTop(top, study); }, 5000);
+  busy();
   const reload = throttled(() => leaderboard.load(), 1000);
   const stop = followStudy(study, frame, notices, (news) => {
     const before = study.version;
     Object.assign(study, news.study);
     drawHead(head, study, tools);
     drawTop(top, study);
-    if (study.version !== before) { reload(); charts.changed(news); }
+    if (study.version !== before) { reload(); busy(); charts.changed(news); }
   });
   return () => { stop(); charts.close(); };
 }
@@ -48,7 +51,8 @@ function drawTop(top, study) {
       : fact("Best", study.metrics.length > 1 ? "Pareto front" : "none yet", study.metrics.length > 1 ? "several objectives, see below" : "no trial has completed"),
     fact("Trials", study.planned ? `${study.finished} of ${study.planned}` : study.trials, timeLeft(study) || `${study.counts.COMPLETE ?? 0} completed`),
     fact("Time", duration(took), study.started ? `since ${moment(study.started)}` : "not started"),
-    fact("Device time", duration(study.device_seconds), Object.entries(study.strategies).map(([name, count]) => `${count} ${name}`).join(", ") || "no strategy recorded"));
+    study.pool?.units ? fact("Devices busy", percent(study.pool.utilisation), h("a", { href: link(`/studies/${study.id}/devices`) }, `${study.pool.devices.length} devices, ${duration(study.device_seconds)} of work`))
+      : fact("Device time", duration(study.device_seconds), study.pool ? "no unit of work recorded" : "…"));
   const progress = h("section", { class: "card", "aria-label": "Progress" }, meter, key);
   const won = best ? card("What won", {}, pairs(Object.entries(best.params).map(([name, value]) => [name, param(value)]))) : null;
   const opened = new Set([...top.querySelectorAll("details[open]")].map((one) => one.dataset.family));
@@ -68,7 +72,13 @@ function searched(study, opened) {
   const settings = Object.entries(study.settings).filter(([name, value]) => ["sampler", "pruner", "devices", "device_memory", "strategy", "concurrency"].includes(name) && value !== null);
   return card("What was searched", {}, pairs(common),
     [...families].map(([family, entries]) => h("details", { open: opened.has(family), "data-family": family }, h("summary", {}, `${family}: ${entries.length} parameters`), pairs(entries))),
-    h("h3", {}, "How"), pairs([...settings.map(([name, value]) => [name.replaceAll("_", " "), name === "device_memory" && typeof value === "number" ? bytes(value) : param(value)]), ...(study.seed === null ? [] : [["seed", study.seed]])]));
+    h("h3", {}, "How"), pairs([...settings.map(([name, value]) => [name.replaceAll("_", " "), name === "device_memory" && typeof value === "number" ? bytes(value) : param(value)]), ...trained(study), ...(study.seed === null ? [] : [["seed", study.seed]])]));
+}
+
+/** By which strategies trials were trained, where that was recorded. */
+function trained(study) {
+  const strategies = Object.entries(study.strategies);
+  return strategies.length ? [["trained", strategies.map(([name, count]) => `${count} ${name}`).join(", ")]] : [];
 }
 
 /** The charts below the leaderboard; each loads its data when it comes into view. */
@@ -187,16 +197,19 @@ class StudyCharts {
 
   importances(box) {
     let data = null, chart = null;
-    return (found) => {
-      data = [...found].filter((one) => one.share > 0).slice(0, 20).reverse();
+    const says = h("p", { class: "small soft" });
+    return ({ shares, trials, complete }) => {
+      data = shares.filter((one) => one.share > 0).slice(0, 20).reverse();
       if (!data.length) { replace(box, empty("A few more completed trials are needed.")); chart = null; return; }
       if (!chart) {
-        replace(box, h("p", { class: "small soft" }, "How much each parameter matters for being among the best tenth (PED-ANOVA)."));
+        replace(box, says);
         chart = this.plot(box, () => ({
-          traces: [{ type: "bar", orientation: "h", x: data.map((one) => one.share), y: data.map((one) => label(one.name)), marker: { color: colour("accent") }, text: data.map((one) => percent(one.share)), textposition: "auto", hovertemplate: "%{y}: %{x:.1%}<extra></extra>" }],
-          layout: { xaxis: { tickformat: ".0%", rangemode: "tozero" }, yaxis: { ticklabelstandoff: 4 }, bargap: 0.35 },
+          traces: [{ type: "bar", orientation: "h", x: data.map((one) => one.share), y: data.map((one) => label(one.name)), marker: { color: colour("accent") }, text: data.map((one) => percent(one.share)), textposition: "outside", cliponaxis: false, hovertemplate: "%{y}: %{x:.1%}<extra></extra>" }],
+          layout: { margin: { l: 48, r: 44, t: 8, b: 40 }, xaxis: { tickformat: ".0%", rangemode: "tozero" }, yaxis: { ticklabelstandoff: 4 }, bargap: 0.35 },
         }));
       }
+      const from = trials < complete ? ` Computed from ${trials} of ${complete} completed trials, evenly chosen.` : "";
+      says.textContent = `How much each parameter matters for being among the best tenth (PED-ANOVA).${from}`;
       chart.draw();
     };
   }
@@ -223,8 +236,8 @@ class StudyCharts {
       if (!charts.size) replace(box, h("div", { class: "grid", style: { gridTemplateColumns: "repeat(auto-fill, minmax(min(17rem, 100%), 1fr))" } }));
       for (const axis of axes) {
         const make = () => ({
-          traces: [{ x: axis.choices ? axis.values.map((v) => (v === null ? null : label(param(axis.choices[v])))) : axis.values, y: finite(sample.values.map((row) => row[0])), customdata: sample.numbers, mode: "markers", marker: { size: 5, opacity: 0.6, color: sample.numbers, colorscale: [[0, colour("line")], [1, colour("accent")]] }, hovertemplate: "trial %{customdata}<br>%{x}: %{y:.6g}<extra></extra>" }],
-          layout: { margin: { l: 44, r: 8, t: 6, b: 38 }, xaxis: { type: axis.choices ? "category" : axis.log ? "log" : "linear", title: { text: label(axis.name) }, nticks: 5, ...(axis.log && Math.max(...axis.values) >= 10 * Math.min(...axis.values.filter((v) => v !== null)) ? { dtick: 1 } : {}) }, yaxis: { nticks: 5 } },
+          traces: [{ x: axis.choices ? axis.values.map((v) => (v === null ? null : label(param(axis.choices[v])))) : axis.values, y: finite(sample.values.map((row) => row[0])), customdata: sample.numbers, mode: "markers", marker: { size: sample.numbers.length > 200 ? 5 : 7, opacity: 0.75, color: sample.numbers, colorscale: [[0, colour("calm")], [1, colour("accent")]] }, hovertemplate: "trial %{customdata}<br>%{x}: %{y:.6g}<extra></extra>" }],
+          layout: { margin: { l: 44, r: 8, t: 6, b: 38 }, xaxis: { type: axis.choices ? "category" : axis.log ? "log" : "linear", title: { text: label(axis.name) }, nticks: 5, ...(axis.choices ? { categoryorder: "array", categoryarray: axis.choices.map((one) => label(param(one))) } : {}), ...(axis.log && Math.max(...axis.values) >= 10 * Math.min(...axis.values.filter((v) => v !== null)) ? { dtick: 1 } : {}) }, yaxis: { nticks: 5 } },
           click: (point) => this.open(point),
         });
         const known = charts.get(axis.name);

@@ -108,21 +108,35 @@ function table(heads, rows, numeric) {
     h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((cell, i) => h("td", { class: i < numeric ? "number" : i === cells.length - 1 && numeric === 0 ? "wrap" : null }, cell)))))));
 }
 
+/** Units of one kind on one device in a row; those of a model in many parts once more by part, folded away. */
 function work(trial) {
   if (!trial.work.length) return empty("No unit of work has been recorded.");
-  const moved = trial.work.some((one) => one.read_bytes || one.written_bytes);
-  const sharded = trial.work.some((one) => one.shard !== null);
+  const sums = new Map();
+  for (const one of trial.work) {
+    const key = `${one.kind}/${one.device}`, sum = sums.get(key);
+    if (!sum) { sums.set(key, { ...one, shard: null }); continue; }
+    for (const name of ["units", "seconds", "read_bytes", "written_bytes"]) sum[name] += one[name];
+  }
+  const parted = sums.size < trial.work.length;
+  return h("div", {}, h("h3", {}, "Units of work"), workTable(trial, [...sums.values()]),
+    parted ? h("details", {}, h("summary", {}, "By part of the model"), workTable(trial, trial.work)) : null);
+}
+
+function workTable(trial, rows) {
+  const moved = rows.some((one) => one.read_bytes || one.written_bytes);
+  const sharded = rows.some((one) => one.shard !== null);
   const total = trial.work.reduce((sum, one) => sum + one.seconds, 0) || 1;
-  const heads = ["Work", ...(sharded ? ["Part"] : []), "Device", "Units", "Time", "Share", ...(moved ? ["Read back", "Spilled"] : [])];
-  return h("div", {}, h("h3", {}, "Units of work"), h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map((text) => h("th", { class: ["Units", "Time", "Share", "Part", "Read back", "Spilled"].includes(text) ? "number" : null }, text)))),
-    h("tbody", {}, trial.work.map((one) => h("tr", {}, h("td", {}, one.kind), sharded ? h("td", { class: "number" }, one.shard ?? "") : null, h("td", {}, one.device), h("td", { class: "number" }, one.units), h("td", { class: "number" }, duration(one.seconds)), h("td", { class: "number" }, `${((100 * one.seconds) / total).toFixed(0)}%`),
-      moved ? [h("td", { class: "number" }, one.read_bytes ? bytes(one.read_bytes) : ""), h("td", { class: "number" }, one.written_bytes ? bytes(one.written_bytes) : "")] : null))))));
+  const heads = ["Work", ...(sharded ? ["Part"] : []), "Device", "Units", "Time", "Share", ...(moved ? ["Read back", "Written"] : [])];
+  const number = (text) => h("td", { class: "number" }, text);
+  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map((text) => h("th", { class: ["Work", "Device"].includes(text) ? null : "number" }, text)))),
+    h("tbody", {}, rows.map((one) => h("tr", {}, h("td", {}, one.kind), sharded ? number(one.shard ?? "") : null, h("td", {}, one.device), number(one.units), number(duration(one.seconds)), number(`${((100 * one.seconds) / total).toFixed(0)}%`),
+      moved ? [number(one.read_bytes ? bytes(one.read_bytes) : ""), number(one.written_bytes ? bytes(one.written_bytes) : "")] : null)))));
 }
 
 function memory(trial) {
   const peak = trial.peak_device_bytes, budget = trial.budget_bytes;
   if (!peak && !trial.spill_written_bytes) return null;
-  const facts = [["peak on a device", bytes(peak)], ["budget of a device", bytes(budget)], ["spilled", bytes(trial.spill_written_bytes)], ["read back", bytes(trial.spill_read_bytes)], ["communicated", bytes(trial.communicated_bytes)]];
+  const facts = [["peak on a device", bytes(peak)], ["budget of a device", bytes(budget)], ["spilled at most", bytes(trial.spilled_bytes)], ["written to the spill store", bytes(trial.spill_written_bytes)], ["read back", bytes(trial.spill_read_bytes)], ["communicated", bytes(trial.communicated_bytes)]];
   const bar = peak && budget ? h("div", { class: "meter", role: "img", "aria-label": `${bytes(peak)} of ${bytes(budget)}` }, h("i", { class: "used", style: { width: `${Math.min(100, (100 * peak) / budget)}%` } })) : null;
   return card("Memory against the budget", {}, bar, h("div", { style: { marginTop: ".6rem" } }, pairs(facts.filter(([, text]) => text && text !== "0 B"))));
 }
