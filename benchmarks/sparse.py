@@ -22,7 +22,8 @@ import hydra_tune as ht
 from benchmarks.report import arguments, finish, spread
 from hydra_tune.builds import Prepared
 from hydra_tune.seeds import seed_everything
-from hydra_tune.sparse.training import Pruning, SparseTraining
+from hydra_tune.sparse.pruning import Pruning
+from hydra_tune.sparse.training import SparseTraining
 from hydra_tune.training import Training
 
 SPARSITY, EPOCHS, BATCH, TEST_ROWS = 0.9, 60, 64, 540

@@ -8,6 +8,7 @@ from typing import Any
 
 from hydra_tune.candidate import Candidate, Dataset
 from hydra_tune.graph.program import Program
+from hydra_tune.pipeline.parameters import Dense, Parameters
 from hydra_tune.pipeline.stages import Stage
 from hydra_tune.shards.layout import Layout
 from hydra_tune.shards.optimizers import OptimizerParts
@@ -20,12 +21,6 @@ class Held:
 
     bundles: tuple[Bundle, ...]
     buffers: Mapping[str, Layout]
-
-    @property
-    def names(self) -> set[str]:
-        fields = [field for bundle in self.bundles for field in bundle.weights.fields]
-        fields += [field for layout in self.buffers.values() for field in layout.fields]
-        return {field.name for field in fields}
 
 
 @dataclass(frozen=True)
@@ -45,6 +40,8 @@ class PipelineKit:
     data: tuple[int, int, int]
     capacity: tuple[int, ...]
     """What each device has for this trial."""
+    parameters: type[Parameters] = Dense
+    """How a device has its parameters."""
 
 
 Random = dict[str, Any] | int | None

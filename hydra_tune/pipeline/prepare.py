@@ -21,12 +21,13 @@ from hydra_tune.devices import format_bytes
 from hydra_tune.engine.spill import SpillFiles
 from hydra_tune.graph.placement import PlacementInfeasible, place
 from hydra_tune.pipeline.kit import Held, PipelineKit
+from hydra_tune.pipeline.parameters import Dense, Parameters
 from hydra_tune.pipeline.schedule import Prediction, in_flight, predict
 from hydra_tune.pipeline.stages import Atom, Stage, atoms_of, edges_of, groups_of, stages_of
 from hydra_tune.shards.layout import Layout
 from hydra_tune.shards.plan import bundles_of
 from hydra_tune.shards.prepare import Prospect
-from hydra_tune.training import Training
+from hydra_tune.training import Training, named_tensors
 
 PLACERS = ("best", "m-topo", "m-etf", "m-sct", "balanced")
 UNIT_SECONDS = 0.0005
@@ -66,6 +67,21 @@ def lay_out(
     return min(found, key=lambda layout: layout.prediction.seconds)
 
 
+def fewest_devices(prospect: Prospect, room: int, microbatches: int, order: str) -> int | None:
+    """On how many devices with so much room a model fits, in contiguous shares; None: on no number of them."""
+    atoms = atoms_of(prospect.profile)
+    groups = groups_of(prospect.captured, atoms, buffers=prospect.profile.changes_buffers)
+    for devices in range(1, len(atoms) + 1):
+        capacity = [room] * devices
+        try:
+            device = _balanced(atoms, groups, _waiting(devices, microbatches, order), capacity)
+            _check_room(stages_of(prospect.captured, prospect.profile, atoms, device), capacity, order, microbatches)
+        except PlacementInfeasible:
+            continue
+        return devices
+    return None
+
+
 def _placed(
     prospect: Prospect, atoms: Sequence[Atom], devices: int, capacity: Sequence[int], microbatches: int, order: str,
     placer: str, way: Way,
@@ -76,7 +92,7 @@ def _placed(
     waiting = microbatches if order == "gpipe" else min(microbatches, devices + 1)
     memory: dict[Any, float] = {i: atom.state_bytes + waiting * atom.activation_bytes for i, atom in enumerate(atoms)}
     if placer == "balanced":
-        return _balanced(atoms, groups, memory, devices, capacity)
+        return _balanced(atoms, groups, _waiting(devices, microbatches, order), capacity)
     found = place(
         {i: atom.seconds for i, atom in enumerate(atoms)}, memory,
         {edge: 2 * (way(size) + UNIT_SECONDS) for edge, size in sizes.items()},
@@ -85,36 +101,54 @@ def _placed(
     return [found.device[i] for i in range(len(atoms))]
 
 
+def _waiting(devices: int, microbatches: int, order: str) -> list[int]:
+    """How many micro-batches are in flight on each device, where each has a share of the model, one after another."""
+    if order == "gpipe":
+        return [microbatches] * devices
+    return [1] if devices == 1 else [min(microbatches, devices - device + 1) for device in range(devices)]
+
+
 def _balanced(
-    atoms: Sequence[Atom], groups: Sequence[set[int]], memory: dict[Any, float], devices: int, capacity: Sequence[int]
+    atoms: Sequence[Atom], groups: Sequence[set[int]], waiting: Sequence[int], capacity: Sequence[int]
 ) -> list[int]:
     """Contiguous shares, so that the longest takes the least time; what shares parameters goes with its first user."""
+    devices = len(waiting)
     follows = {atom: min(group) for group in groups for atom in group}
-    times = [0.0] * len(atoms)
-    sizes = [0.0] * len(atoms)
+    times, states, flying, peaks = ([0.0] * len(atoms) for _ in range(4))
     for index, atom in enumerate(atoms):
-        times[follows.get(index, index)] += atom.seconds
-        sizes[follows.get(index, index)] += memory[index]
-    total = [0.0, *itertools.accumulate(times)]
-    weight = [0.0, *itertools.accumulate(sizes)]
+        owner = follows.get(index, index)
+        times[owner] += atom.seconds
+        states[owner] += atom.state_bytes
+        flying[owner] += atom.activation_bytes
+        peaks[owner] = max(peaks[owner], atom.peak_bytes)
+    total, state, activation = ([0.0, *itertools.accumulate(each)] for each in (times, states, flying))
+
+    def fitting(end: int, device: int) -> Iterable[int]:
+        """Where a share of that device may begin that ends there."""
+        peak = 0.0
+        for start in range(end, -1, -1):
+            peak = max(peak, peaks[start]) if start < end else peak
+            flight = waiting[device] * (activation[end] - activation[start])
+            if state[end] - state[start] + flight + peak > capacity[device]:
+                return
+            yield start
+
+    infinite = (float("inf"), 0)
     # best[k] after device k: for each end, the least possible longest share and where the last one begins
     best: list[tuple[float, int]] = [
-        (total[end], 0) if weight[end] <= capacity[0] else (float("inf"), 0) for end in range(len(atoms) + 1)
+        (total[end], 0) if 0 in fitting(end, 0) else infinite for end in range(len(atoms) + 1)
     ]
     history = [best]
     for device in range(1, devices):
-        following = []
-        for end in range(len(atoms) + 1):
-            options = [
-                (max(best[start][0], total[end] - total[start]), start)
-                for start in range(end + 1)
-                if weight[end] - weight[start] <= capacity[device]
-            ]
-            following.append(min(options, default=(float("inf"), 0)))
-        history.append(following)
-        best = following
+        best = [
+            min(((max(best[start][0], total[end] - total[start]), start) for start in fitting(end, device)),
+                default=infinite)
+            for end in range(len(atoms) + 1)
+        ]  # fmt: skip
+        history.append(best)
     if best[-1][0] == float("inf"):
-        lacking = max(max(sizes) - max(capacity), weight[-1] - sum(capacity), 1.0)
+        least = [a + b + c for a, b, c in zip(states, flying, peaks, strict=True)]
+        lacking = max(max(least) - max(capacity), state[-1] - sum(capacity), 1.0)
         raise PlacementInfeasible(
             f"{devices} shares of the model lack at least {format_bytes(int(lacking))} on a device",
             lacking_bytes=lacking,
@@ -129,15 +163,26 @@ def _balanced(
 
 def _check_room(stages: Sequence[Stage], capacity: Sequence[int], order: str, microbatches: int) -> None:
     """Raise where state, what is in flight and what the largest stage takes besides are more than there is."""
-    used, peak = [0] * len(capacity), [0] * len(capacity)
-    for stage, waiting in zip(stages, in_flight(stages, order, microbatches), strict=True):
-        used[stage.device] += stage.state_bytes + waiting * stage.activation_bytes
-        peak[stage.device] = max(peak[stage.device], stage.peak_bytes)
-    lacking = max(a + b - room for a, b, room in zip(used, peak, capacity, strict=True))
+    taken = _taken(stages, len(capacity), order, microbatches)
+    lacking = max(size - room for size, room in zip(taken, capacity, strict=True))
     if lacking > 0:
         raise PlacementInfeasible(
             f"the stages and what is in flight lack {format_bytes(lacking)} on a device", lacking_bytes=lacking
         )
+
+
+def most_on_a_device(stages: Sequence[Stage], devices: int, order: str, microbatches: int) -> int:
+    """Bytes on the device that holds most."""
+    return max(_taken(stages, devices, order, microbatches))
+
+
+def _taken(stages: Sequence[Stage], devices: int, order: str, microbatches: int) -> list[int]:
+    """What each device holds: state, what is in flight, and what its largest stage takes for a moment."""
+    used, peak = [0] * devices, [0] * devices
+    for stage, waiting in zip(stages, in_flight(stages, order, microbatches), strict=True):
+        used[stage.device] += stage.state_bytes + waiting * stage.activation_bytes
+        peak[stage.device] = max(peak[stage.device], stage.peak_bytes)
+    return [a + b for a, b in zip(used, peak, strict=True)]
 
 
 def _prediction(
@@ -177,11 +222,12 @@ def _with_copies(stages: Sequence[Stage], sizes: Mapping[int, int], way: Way) ->
 
 
 def make_kit(
-    prospect: Prospect, stages: Sequence[Stage], capacity: Sequence[int], prepared: Prepared, training: Training
-) -> PipelineKit:
+    prospect: Prospect, stages: Sequence[Stage], capacity: Sequence[int], prepared: Prepared, training: Training,
+    parameters: type[Parameters] = Dense,
+) -> PipelineKit:  # fmt: skip
     """What the workers need; the model in it is still whole."""
     where: dict[str, set[int]] = {}
-    tensors = training.named_tensors()
+    tensors = named_tensors(training.model)
     device_of = {op: stage.device for stage in stages for op in stage.ops}
     for node in prospect.captured.nodes:
         for name in (*node.parameters, *node.buffers):
@@ -194,11 +240,12 @@ def make_kit(
         users = {name: [device] for name in mine if isinstance(tensors[name], nn.Parameter)}
         buffers = [name for name in mine if name not in users]
         layout = Layout.of((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in buffers)
-        held.append(Held(bundles_of(users, tensors, prospect.profile.state), {f"b/{device}": layout}))
+        bundles = bundles_of(users, tensors, prospect.profile.state, prospect.pruned)
+        held.append(Held(bundles, {f"b/{device}": layout}))
     return PipelineKit(
         prepared.candidate, prepared.train, prepared.valid, training.batches.seed, prospect.captured.program,
         tuple(stages), tuple(held), prospect.parts, prospect.profile.draws, training.data_shape(),
-        tuple(capacity),
+        tuple(capacity), parameters,
     )  # fmt: skip
 
 

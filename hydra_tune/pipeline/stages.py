@@ -60,11 +60,15 @@ class Atom:
 
     @property
     def state_bytes(self) -> int:
-        return sum(2 * cost.parameter_bytes + cost.optimizer_bytes + cost.buffer_bytes for cost in self.costs)
+        return sum(cost.state_bytes for cost in self.costs)
 
     @property
     def activation_bytes(self) -> int:
         return sum(cost.activation_bytes + cost.boundary_bytes for cost in self.costs)
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(cost.peak_bytes for cost in self.costs)
 
 
 def atoms_of(profile: Profile) -> tuple[Atom, ...]:
@@ -142,9 +146,9 @@ def stages_of(captured: Captured, profile: Profile, atoms: Sequence[Atom], devic
                 forward_seconds=sum(cost.forward_seconds for _, cost in own),
                 backward_seconds=sum(cost.backward_seconds for _, cost in own),
                 step_seconds=sum(cost.step_seconds for _, cost in own),
-                state_bytes=sum(2 * c.parameter_bytes + c.optimizer_bytes + c.buffer_bytes for _, c in own),
+                state_bytes=sum(cost.state_bytes for _, cost in own),
                 activation_bytes=sum(cost.activation_bytes + cost.boundary_bytes for _, cost in own),
-                peak_bytes=max((max(c.forward_peak_bytes, c.backward_peak_bytes) for _, c in own), default=0),
+                peak_bytes=max((cost.peak_bytes for _, cost in own), default=0),
                 nodes=tuple(name for name, _ in own),
             )
         )  # fmt: skip

@@ -33,19 +33,25 @@ def take_apart(
     for key in list(files.committed):
         files.delete(key)  # of an earlier cut
     for bundle in plan.bundles:
-        _write(files, f"w/{bundle.name}", bundle.weights, state["tensors"])
+        for key, layout in _weight_blocks(bundle).items():
+            _write(files, key, layout, state["tensors"])
+            if logbook.kept:
+                _write(files, f"k/{key}", layout, state["kept"])
         kept = _optimizer_tensors(bundle, own, logbook)
         for key, layout in bundle.optimizer.items():
             _write(files, key, layout, kept)
         if logbook.touched.intersection(bundle.parameters):
-            _write(files, f"g/{bundle.name}", bundle.weights, gradients)
-        if logbook.kept:
-            _write(files, f"k/w/{bundle.name}", bundle.weights, state["kept"])
+            _write(files, f"g/{bundle.name}", bundle.gradients, gradients)
     for key, layout in plan.buffers.items():
         _write(files, key, layout, state["tensors"])
         if logbook.kept:
             _write(files, f"k/{key}", layout, state["kept"])
     files.commit(logbook.as_json())
+
+
+def _weight_blocks(bundle: Bundle) -> dict[str, Layout]:
+    """What a bundle's weights lie in: all that is to be kept of an epoch."""
+    return {f"w/{bundle.name}": bundle.weights, **bundle.survivors}
 
 
 def _write(files: SpillFiles, key: str, layout: Layout, tensors: Mapping[str, Any]) -> None:
@@ -74,9 +80,10 @@ def put_together(files: SpillFiles, plan: Blocks, parts: OptimizerParts, data: t
     gradients: dict[str, torch.Tensor] = {}
     optimizer: dict[int, dict[str, Any]] = {}
     for bundle in plan.bundles:
-        tensors |= _read(files, f"w/{bundle.name}", bundle.weights)
+        for key, layout in _weight_blocks(bundle).items():
+            tensors |= _read(files, key, layout)
         if logbook.touched.intersection(bundle.parameters):
-            found = _read(files, f"g/{bundle.name}", bundle.weights)
+            found = _read(files, f"g/{bundle.name}", bundle.gradients)
             gradients |= {name: gradient for name, gradient in found.items() if name in logbook.touched}
         views: dict[str, torch.Tensor] = {}
         for key, layout in bundle.optimizer.items():
@@ -106,9 +113,9 @@ def put_together(files: SpillFiles, plan: Blocks, parts: OptimizerParts, data: t
     }  # fmt: skip
 
 
-def weights(files: SpillFiles, plan: Blocks) -> dict[str, torch.Tensor]:
-    """All parameters and buffers of the last commit: those of the epoch to keep, where one was kept."""
-    return kept_weights(files, plan) if Logbook.from_json(files.notes).kept else _tensors(files, plan, "")
+def present_weights(files: SpillFiles, plan: Blocks) -> dict[str, torch.Tensor]:
+    """All parameters and buffers of the last commit."""
+    return _tensors(files, plan, "")
 
 
 def kept_weights(files: SpillFiles, plan: Blocks) -> dict[str, torch.Tensor]:
@@ -119,7 +126,8 @@ def kept_weights(files: SpillFiles, plan: Blocks) -> dict[str, torch.Tensor]:
 def _tensors(files: SpillFiles, plan: Blocks, prefix: str) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for bundle in plan.bundles:
-        found |= _read(files, f"{prefix}w/{bundle.name}", bundle.weights)
+        for key, layout in _weight_blocks(bundle).items():
+            found |= _read(files, f"{prefix}{key}", layout)
     for key, layout in plan.buffers.items():
         found |= _read(files, f"{prefix}{key}", layout)
     return found

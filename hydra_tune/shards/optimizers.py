@@ -83,6 +83,11 @@ def options_of(optimizer: torch.optim.Optimizer) -> tuple[Options, ...]:
     return tuple({k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups)
 
 
+def moved(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """A copy of a parameter's optimizer state on its device; what has no dimensions, as a step counter, stays."""
+    return {k: v.to(device, copy=True) if isinstance(v, torch.Tensor) and v.dim() else v for k, v in state.items()}
+
+
 class Schedule:
     """The learning-rate schedule of a whole trial, apart from the parameters."""
 

@@ -17,6 +17,33 @@ StateLayout = Mapping[str, Mapping[str, tuple[torch.dtype, tuple[int, ...]]]]
 
 
 @dataclass(frozen=True)
+class Pruned:
+    """Parameters of which only some weights are trained: gradients and optimizer state are stored for those alone."""
+
+    survivors: Mapping[str, int]
+    """How many weights of each."""
+    mixed: bool
+    """Whether the model computes with 16-bit weights, beside which the survivors' own are kept in float32."""
+
+    def master(self, compute: torch.dtype) -> torch.dtype:
+        """The type in which survivors are kept, for the one that the model computes in."""
+        return torch.float32 if self.mixed else compute
+
+
+NOT_PRUNED = Pruned({}, mixed=False)
+
+
+def index_of(name: str) -> str:
+    """What a parameter's survivors' positions are called among a trial's tensors."""
+    return f"{name}/index"
+
+
+def master_of(name: str) -> str:
+    """What a parameter's survivors are called among a trial's tensors, where the model computes with others."""
+    return f"{name}/master"
+
+
+@dataclass(frozen=True)
 class Bundle:
     """Parameters that are moved and updated together: those of one shard alone, or one that several shards share."""
 
@@ -29,6 +56,10 @@ class Bundle:
     """
     users: tuple[int, ...]
     """The shards that use it. The first one comes last in the backward pass, and makes the step."""
+    gradients: Layout
+    """As they wait for a step."""
+    survivors: Mapping[str, Layout]
+    """By the block's key: where pruned weights have their survivors, and in mixed precision the survivors."""
 
     @property
     def owner(self) -> int:
@@ -40,8 +71,15 @@ class Bundle:
         return tuple(field.name for field in self.weights.fields)
 
     @property
-    def optimizer_bytes(self) -> int:
-        return sum(layout.size for layout in self.optimizer.values())
+    def pruned(self) -> frozenset[str]:
+        """Parameters of which only some weights are trained."""
+        fields = [field.name for layout in self.survivors.values() for field in layout.fields]
+        return frozenset(name for name in self.parameters if index_of(name) in fields)
+
+    @property
+    def state_bytes(self) -> int:
+        """All of it but for gradients."""
+        return self.weights.size + sum(each.size for each in (*self.optimizer.values(), *self.survivors.values()))
 
 
 class Blocks(Protocol):
@@ -97,6 +135,7 @@ def make_plan(
     state: StateLayout,
     *,
     deferred: bool,
+    pruned: Pruned = NOT_PRUNED,
 ) -> Plan:
     """The shards of a partition; `tensors` has every parameter and buffer by name, for its dtype and shape."""
     users: dict[str, list[int]] = {}
@@ -114,7 +153,7 @@ def make_plan(
             users.setdefault(name, [])
         elif not any(name in each for each in buffers):
             buffers[0][name] = None
-    bundles = bundles_of(users, tensors, state)
+    bundles = bundles_of(users, tensors, state, pruned)
     shards = []
     program = captured.program
     for index, cost in enumerate(costs):
@@ -132,13 +171,14 @@ def make_plan(
                 gives=() if last else tuple(sorted(value for value in program.crossing(stop) if value >= made)),
             )
         )  # fmt: skip
-    size = sum(bundle.weights.size + bundle.optimizer_bytes for bundle in bundles)
+    size = sum(bundle.state_bytes for bundle in bundles)
     return Plan(tuple(shards), bundles, deferred, size + sum(shard.buffers.size for shard in shards))
 
 
 def bundles_of(
-    users: Mapping[str, Sequence[int]], tensors: Mapping[str, torch.Tensor], state: StateLayout
-) -> tuple[Bundle, ...]:
+    users: Mapping[str, Sequence[int]], tensors: Mapping[str, torch.Tensor], state: StateLayout,
+    pruned: Pruned = NOT_PRUNED,
+) -> tuple[Bundle, ...]:  # fmt: skip
     """Parameters with the same users together: one bundle a shard, and one for each set of shards that share."""
     together: dict[tuple[int, ...], list[str]] = {}
     for name, shards in users.items():
@@ -147,8 +187,25 @@ def bundles_of(
     for shards, names in together.items():
         own = "-".join(map(str, shards)) or "unused"
         weights = Layout.of((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in names)
-        bundles.append(Bundle(own, weights, _optimizer_blocks(own, names, state), shards))
+        gradients = Layout.of(_gradient(name, tensors[name], pruned) for name in names)
+        survivors = _survivor_blocks(own, {name: tensors[name] for name in names}, pruned)
+        bundles.append(Bundle(own, weights, _optimizer_blocks(own, names, state), shards, gradients, survivors))
     return tuple(bundles)
+
+
+def _gradient(name: str, tensor: torch.Tensor, pruned: Pruned) -> tuple[str, torch.dtype, tuple[int, ...]]:
+    if name in pruned.survivors:
+        return name, pruned.master(tensor.dtype), (pruned.survivors[name],)
+    return name, tensor.dtype, tuple(tensor.shape)
+
+
+def _survivor_blocks(bundle: str, tensors: Mapping[str, torch.Tensor], pruned: Pruned) -> dict[str, Layout]:
+    """Positions in one block and survivors in another: a backward needs the first, a step both."""
+    kept = [(name, (pruned.survivors[name],)) for name in tensors if name in pruned.survivors]
+    blocks = {f"i/{bundle}": Layout.of((index_of(name), torch.int32, shape) for name, shape in kept)}
+    if pruned.mixed:
+        blocks[f"m/{bundle}"] = Layout.of((master_of(name), torch.float32, shape) for name, shape in kept)
+    return {key: layout for key, layout in blocks.items() if layout.size}
 
 
 def _optimizer_blocks(bundle: str, names: Sequence[str], state: StateLayout) -> dict[str, Layout]:

@@ -21,7 +21,7 @@ from hydra_tune.graph.partition import partition
 from hydra_tune.graph.profile import Profile, profile, tensors_of
 from hydra_tune.graph.profile_cache import keep_profile, load_profile, profile_key
 from hydra_tune.shards.optimizers import OptimizerParts
-from hydra_tune.shards.plan import make_plan
+from hydra_tune.shards.plan import NOT_PRUNED, Pruned, make_plan
 from hydra_tune.shards.trial import Kit
 from hydra_tune.training import Training
 
@@ -43,6 +43,7 @@ class Prospect:
     profile: Profile
     parts: OptimizerParts
     deferred: bool
+    pruned: Pruned = NOT_PRUNED
 
     def shards(self, budget: int) -> tuple[ShardCost, ...]:
         """The fewest shards that fit a device; raises Infeasible where none do."""
@@ -62,31 +63,13 @@ def examine(training: Training, profiles: Path, rows: int | None = None) -> Pros
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer = candidate.optimizer(list(model.parameters()))
     parts = OptimizerParts.of(optimizer, names)
-    inputs, targets = training.batches.fetch(0, 0)
-    whole = training.batches.rows_at(0)
-    if rows is not None:
-        inputs, targets = some_rows(inputs, whole, 0, rows), some_rows(targets, whole, 0, rows)
-        whole = rows
-    pilot = some_rows(inputs, whole, 0, PILOT_ROWS)
-
-    def key_of(captured: Captured) -> str:
-        shapes = _shapes(captured.program.bind(inputs)), _shapes([targets])
-        return profile_key(
-            _architecture(model, captured), shapes, _optimizer_facts(parts), _name_of(candidate.loss),
-            tuple(candidate.split_points),
-        )  # fmt: skip
-
+    batch = _Batch.of(training, rows)
+    pilot = some_rows(batch.inputs, batch.rows, 0, PILOT_ROWS)
     captured = capture(model, pilot, batches=())
-    found = load_profile(profiles, key_of(captured))
+    found = load_profile(profiles, _key(training, captured, parts, batch))
     if found is None:
-        captured = capture(model, pilot, [inputs, *_smaller_batches(training), pilot])
-        found = profile(
-            model, captured, captured.program.bind(inputs), lambda outputs: candidate.loss(outputs, targets),
-            lambda name, parameter: parts.for_parameter(parameter, parts.pristine[parts.group_of[name]])
-            if name in parts.group_of else None,
-            candidate.split_points,
-        )  # fmt: skip
-        keep_profile(profiles, key_of(captured), found)
+        captured = capture(model, pilot, [batch.inputs, *_smaller_batches(training), pilot])
+        found = _measured(training, captured, parts, batch, profiles)
     if captured.whole_because:
         logger.info("the model is not cut: %s", captured.whole_because)
     # Some optimizers make their state at once, for parameters too that are frozen.
@@ -94,6 +77,58 @@ def examine(training: Training, profiles: Path, rows: int | None = None) -> Pros
     found = replace(found, state={**made, **found.state})
     captured = replace(captured, program=replace(captured.program, mutated=found.mutated))
     return Prospect(captured, found, parts, candidate.clip_grad_norm is not None or candidate.accumulate > 1)
+
+
+def examine_mixed(prospect: Prospect, training: Training, profiles: Path, rows: int | None = None) -> Prospect:
+    """A candidate that was captured before, measured again with a model some of whose weights have 16 bits now."""
+    captured = replace(prospect.captured, program=replace(prospect.captured.program, mixed=True))
+    batch = _Batch.of(training, rows)
+    found = load_profile(profiles, _key(training, captured, prospect.parts, batch))
+    if found is None:
+        found = _measured(training, captured, prospect.parts, batch, profiles)
+    return replace(prospect, captured=captured, profile=found)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What a candidate is measured with."""
+
+    inputs: Any
+    targets: Any
+    rows: int
+
+    @classmethod
+    def of(cls, training: Training, rows: int | None) -> _Batch:
+        """The first batch, or so many rows of it."""
+        inputs, targets = training.batches.fetch(0, 0)
+        whole = training.batches.rows_at(0)
+        if rows is None:
+            return cls(inputs, targets, whole)
+        return cls(some_rows(inputs, whole, 0, rows), some_rows(targets, whole, 0, rows), rows)
+
+
+def _key(training: Training, captured: Captured, parts: OptimizerParts, batch: _Batch) -> str:
+    shapes = shapes_of(captured.program.bind(batch.inputs)), shapes_of([batch.targets])
+    return profile_key(
+        _architecture(training.model, captured), shapes, _optimizer_facts(parts), name_of(training.candidate.loss),
+        tuple(training.candidate.split_points),
+    )  # fmt: skip
+
+
+def _measured(
+    training: Training, captured: Captured, parts: OptimizerParts, batch: _Batch, profiles: Path
+) -> Profile:  # fmt: skip
+    """Measure every node, and keep that for later trials."""
+    candidate = training.candidate
+    found = profile(
+        training.model, captured, captured.program.bind(batch.inputs),
+        lambda outputs: candidate.loss(outputs, batch.targets),
+        lambda name, parameter: parts.for_parameter(parameter, parts.pristine[parts.group_of[name]])
+        if name in parts.group_of else None,
+        candidate.split_points,
+    )  # fmt: skip
+    keep_profile(profiles, _key(training, captured, parts, batch), found)
+    return found
 
 
 def _smaller_batches(training: Training) -> list[Any]:
@@ -105,13 +140,15 @@ def _smaller_batches(training: Training) -> list[Any]:
 
 def make_kit(
     prospect: Prospect, costs: Sequence[ShardCost], prepared: Prepared, seed: int, budget: int,
-    tensors: dict[str, torch.Tensor],
+    tensors: dict[str, torch.Tensor], *, between_steps: bool = False,
 ) -> Kit:  # fmt: skip
     """What workers need to train a candidate that is cut so; the model in it is still whole."""
-    plan = make_plan(prospect.captured, costs, tensors, prospect.profile.state, deferred=prospect.deferred)
+    plan = make_plan(
+        prospect.captured, costs, tensors, prospect.profile.state, deferred=prospect.deferred, pruned=prospect.pruned
+    )  # fmt: skip
     return Kit(
         prepared.candidate, prepared.train, prepared.valid, seed, prospect.captured.program, plan, prospect.parts,
-        recompute(costs, budget),
+        recompute(costs, budget), between_steps,
     )  # fmt: skip
 
 
@@ -144,15 +181,16 @@ def _architecture(model: nn.Module, captured: Captured) -> Any:
     return operations, tensors, buffers, repr(model)
 
 
-def _shapes(tree: Any) -> Any:
+def shapes_of(tree: Any) -> Any:
+    """The shapes of all tensors, and what else there is."""
     leaves = tree_leaves(tree)
     return [(tuple(t.shape), str(t.dtype)) if isinstance(t, torch.Tensor) else repr(t) for t in leaves]
 
 
-def _name_of(loss: Any) -> str:
+def name_of(loss: Any) -> str:
     """A loss by its name, which is the same in every process."""
     if isinstance(loss, functools.partial):
-        return _name_of(loss.func)
+        return name_of(loss.func)
     if isinstance(loss, nn.Module):
         return repr(loss)
     named = loss if hasattr(loss, "__qualname__") else type(loss)

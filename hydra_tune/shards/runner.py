@@ -137,8 +137,10 @@ class ShardRunner:
             both = {position for shard in bundle.users for position in (shard, self.backward_position(shard))}
             step = {self.step_position(bundle.owner) if self.plan.deferred else self.backward_position(bundle.owner)}
             uses[f"w/{bundle.name}"] = both | step
+            backward = {self.backward_position(shard) for shard in bundle.users} | step
             uses |= dict.fromkeys(bundle.optimizer, step)
-            uses[f"g/{bundle.name}"] = {self.backward_position(shard) for shard in bundle.users} | step
+            uses |= {key: backward if key.startswith("i/") else step for key in bundle.survivors}
+            uses[f"g/{bundle.name}"] = backward
         for shard in self.plan.shards:
             uses[f"b/{shard.index}"] = {shard.index, self.backward_position(shard.index)}
         return {key: sorted(positions) for key, positions in uses.items()}
@@ -194,21 +196,33 @@ class ShardRunner:
             step.end()
             self.memory.reserve(0)
 
-    def attach_gradients(self, step: Step, bundle: Bundle) -> None:
-        """Let the gradients of a bundle gather in its block, which is made, all zero, where there is none."""
+    def attach_gradients(self, step: Step, bundle: Bundle) -> dict[str, torch.Tensor]:
+        """Let the gradients of a bundle gather in its block, which is made, all zero, where there is none.
+
+        Those of pruned parameters, which autograd cannot write to, are returned.
+        """
         key = f"g/{bundle.name}"
         if self.memory.holds(self.files, key) or self.files.find(key) is not None:
             block = step.hold(key)
         else:
-            block = step.make(key, bundle.weights.size).zero_()
+            block = step.make(key, bundle.gradients.size).zero_()
         step.change(key)
-        for name, view in bundle.weights.views(block).items():
-            self._parameters[name].grad = view
+        views, pruned = bundle.gradients.views(block), bundle.pruned
+        for name in views.keys() - pruned:
+            self._parameters[name].grad = views[name]
+        return {name: views[name] for name in pruned}
 
     def backward_reserve(self, shard: Shard) -> int:
         """What a backward allocates besides blocks; gradients too, where each is used up as soon as it is there."""
         transient = max(shard.cost.forward_working_bytes, shard.cost.backward_working_bytes)
         return transient + (0 if self.plan.deferred else self.largest_parameter(shard))
+
+    def step_reserve(self, shard: Shard) -> int:
+        """What a step that is made apart allocates besides blocks."""
+        survivors = [
+            entry.size for bundle in shard.bundles for entry in bundle.gradients.fields if entry.name in bundle.pruned
+        ]
+        return max(2 * self.largest_parameter(shard), 4 * max(survivors, default=0))
 
     def largest_parameter(self, shard: Shard) -> int:
         return max((entry.size for bundle in shard.bundles for entry in bundle.weights.fields), default=0)

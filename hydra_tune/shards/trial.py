@@ -22,10 +22,11 @@ from hydra_tune.engine.spill import SpillFiles
 from hydra_tune.engine.unit import StepRecord
 from hydra_tune.graph.program import Program, program_inputs
 from hydra_tune.seeds import RandomState
-from hydra_tune.shards.logbook import Logbook, as_scalar, plain_scalar
+from hydra_tune.shards.logbook import Logbook
 from hydra_tune.shards.optimizers import OptimizerParts, Schedule
 from hydra_tune.shards.plan import Bundle, Plan, Shard
 from hydra_tune.shards.runner import TARGETS, ShardRunner, Step
+from hydra_tune.shards.steps import Steps
 from hydra_tune.training import Diverged, Progress, as_number
 
 COMMIT_SHARE = 0.01
@@ -47,6 +48,8 @@ class Kit:
     parts: OptimizerParts
     recompute: frozenset[int]
     """Shards whose activations are cheaper to compute again than to spill."""
+    between_steps: bool = False
+    """Whether training pauses between steps only: there is no place for gradients that wait for one."""
 
 
 class ShardedTrial:
@@ -68,13 +71,10 @@ class ShardedTrial:
         """Whether all that was trained is committed; else it is here only."""
         self._committed_at = time.perf_counter()
         self._commit_seconds = min(kit.plan.state_bytes, memory.budget) / COMMIT_BYTES_PER_SECOND
-        self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        self._stepping: dict[str, dict[str, torch.Tensor]] = {}
-        """While a backward makes steps: the optimizer state of each parameter that makes one, by name."""
-        self._stepped: set[str] = set()
         self._norms: dict[str, torch.Tensor] = {}
         self.runner = ShardRunner(kit.candidate.model, kit.program, kit.plan, memory, files, self._on_gradient)
         self._parameters = dict(kit.candidate.model.named_parameters())
+        self.steps = Steps(self._parameters, kit.parts, memory.device, kit.program.mixed)
         self.take_up()
 
     def take_up(self) -> None:
@@ -91,12 +91,15 @@ class ShardedTrial:
         self.memory.forget(self.files)
         self.files.close()
 
-    def commit(self) -> None:
-        """Make this the state that survives, and that another worker can take up."""
+    def commit(self, *, ends: bool = False) -> None:
+        """Make this the state that survives, and that another worker can take up.
+
+        Of a trial that `ends` here the optimizer's state is not written: nothing trains from it any more.
+        """
         began = time.perf_counter()
         self.logbook.schedule, self.logbook.groups = self.schedule.state(), list(self.schedule.options)
         self.logbook.commits += 1
-        self.memory.flush(self.files)
+        self.memory.flush(self.files, leave_out="o/" if ends else None)
         self.files.commit(self.logbook.as_json())
         self.committed = True
         self._committed_at = time.perf_counter()
@@ -117,7 +120,7 @@ class ShardedTrial:
         self._restore_random()
         while logbook.batch < len(self.batches):
             self._train_batch()
-            if time.perf_counter() - began >= seconds:
+            if time.perf_counter() - began >= seconds and self._may_pause():
                 break
         logbook.random = RandomState.capture(self.memory.device).state()
         self.committed = False
@@ -128,6 +131,9 @@ class ShardedTrial:
             loss=logbook.loss_sum / max(logbook.loss_rows, 1), batches_done=logbook.batch - first,
             seconds=time.perf_counter() - began,
         )  # fmt: skip
+
+    def _may_pause(self) -> bool:
+        return not self.kit.between_steps or self.logbook.batch % self.candidate.accumulate == 0
 
     def _restore_random(self) -> None:
         state = RandomState.from_state(self.logbook.random)
@@ -190,29 +196,24 @@ class ShardedTrial:
 
     def _prepare(self, step: Step, shard: Shard) -> None:
         for bundle in shard.bundles:
+            self.steps.bring_index(step, bundle)
             if not self._steps_here(bundle, shard) or len(bundle.users) > 1:
-                self.runner.attach_gradients(step, bundle)
+                self.steps.bring_gradients(self.runner, step, bundle)
             if self._steps_here(bundle, shard):
-                self._hold_optimizer(step, bundle)
+                self.steps.bring_optimizer(step, bundle)
 
     def _finish(self, step: Step, shard: Shard, stepping: bool) -> None:
         for bundle in shard.bundles:
             if self._steps_here(bundle, shard):
                 for name in bundle.parameters:
-                    if name in self.logbook.touched and name not in self._stepped:
+                    if name in self.logbook.touched and name not in self.steps.done:
                         self._step_parameter(name)
                 self._let_go_of_gradients(step, bundle)
             elif stepping and self.candidate.clip_grad_norm is not None and bundle.owner == shard.index:
                 for name in bundle.parameters:
                     if name in self.logbook.touched:
-                        self._norms[name] = torch.linalg.vector_norm(self._gradient(name))
-        self._stepping.clear()
-        self._stepped.clear()
-
-    def _gradient(self, name: str) -> torch.Tensor:
-        gradient = self._parameters[name].grad
-        assert gradient is not None
-        return gradient
+                        self._norms[name] = torch.linalg.vector_norm(self.steps.gradient(name))
+        self.steps.let_go()
 
     def _let_go_of_gradients(self, step: Step, bundle: Bundle) -> None:
         waiting = self._wait_for_ever(bundle)
@@ -221,7 +222,7 @@ class ShardedTrial:
             self._parameters[name].grad = None
         key = f"g/{bundle.name}"
         if waiting:
-            for name, gradient in bundle.weights.views(step.hold(key)).items():
+            for name, gradient in bundle.gradients.views(step.hold(key)).items():
                 if name not in waiting:
                     gradient.zero_()
         elif key in step.held:
@@ -253,73 +254,45 @@ class ShardedTrial:
         total = torch.linalg.vector_norm(torch.stack(norms))
         return torch.clamp(limit / (total + 1e-6), max=1.0)
 
-    def _step_shard(self, shard: Shard, factor: float | torch.Tensor) -> None:
-        reserve = 2 * self.runner.largest_parameter(shard)
-        with self.runner.step(shard, self.runner.step_position(shard.index), reserve) as step:
+    def _step_shard(self, shard: Shard, factor: float | torch.Tensor | None) -> None:
+        factor = None if self.candidate.clip_grad_norm is None else factor
+        position, reserve = self.runner.step_position(shard.index), self.runner.step_reserve(shard)
+        with self.runner.step(shard, position, reserve) as step:
             for bundle in shard.bundles:
                 if bundle.owner != shard.index or self.logbook.touched.isdisjoint(bundle.parameters):
                     continue
-                self.runner.attach_gradients(step, bundle)
-                self._hold_optimizer(step, bundle)
+                self.steps.bring_index(step, bundle)
+                self.steps.bring_gradients(self.runner, step, bundle)
+                self.steps.bring_optimizer(step, bundle)
                 for name in bundle.parameters:
                     if name in self.logbook.touched:
-                        if self.candidate.clip_grad_norm is not None:
-                            self._gradient(name).mul_(factor)
-                        self._step_parameter(name)
+                        self._step_parameter(name, factor)
                 self._let_go_of_gradients(step, bundle)
-        self._stepping.clear()
-        self._stepped.clear()
-
-    def _hold_optimizer(self, step: Step, bundle: Bundle) -> None:
-        """Bring the optimizer state of a bundle to the device; its parameters make their steps from now on."""
-        views: dict[str, torch.Tensor] = {}
-        for key, layout in bundle.optimizer.items():
-            views |= layout.views(step.hold(key))
-            step.change(key)
-        step.change(f"w/{bundle.name}")
-        for name in bundle.parameters:
-            if name in self.kit.parts.group_of:
-                prefix = f"{name}/"
-                self._stepping[name] = {k.removeprefix(prefix): v for k, v in views.items() if k.startswith(prefix)}
+        self.steps.let_go()
 
     def _on_gradient(self, name: str, parameter: nn.Parameter) -> None:
         """Autograd has finished a parameter's gradient: make its step at once, or leave it for later."""
-        if name in self._stepping and not self.runner.still_needed(name):
+        self.steps.gather(name)
+        if name in self.steps.ready and not self.runner.still_needed(name):
             self._step_parameter(name)
         else:
             self.logbook.touched.add(name)
 
-    def _step_parameter(self, name: str) -> None:
+    def _step_parameter(self, name: str, factor: float | torch.Tensor | None = None) -> None:
         """One parameter's optimizer step; its gradient is used up."""
-        parameter = self._parameters[name]
-        self._stepped.add(name)
-        if name not in self._stepping:
-            parameter.grad = None
+        if name not in self.steps.ready:  # the optimizer was not given it; clipping counts its gradient all the same
+            if factor is not None:
+                self.steps.gradient(name).mul_(factor)
+            self.steps.done.add(name)
+            self._parameters[name].grad = None
             return
         options = self.schedule.options[self.kit.parts.group_of[name]]
-        optimizer = self._optimizers.get(name)
-        if optimizer is None:
-            optimizer = self._optimizers[name] = self.kit.parts.for_parameter(parameter, options)
-        optimizer.param_groups[0].update(options)
-        views = self._stepping[name]
-        before = self.logbook.started.get(name)
-        if before is not None:
-            optimizer.state[parameter] = {
-                **views,
-                **{key: as_scalar(value, self.memory.device) for key, value in before.items()},
-            }
-        optimizer.step()
-        state = optimizer.state.pop(parameter, {})
-        for key, value in state.items():
-            if key in views and value is not views[key]:
-                views[key].copy_(value)
-        self.logbook.started[name] = {key: plain_scalar(v) for key, v in state.items() if key not in views}
-        parameter.grad = None
+        self.logbook.started[name] = self.steps.make(name, options, self.logbook.started.get(name), factor)
 
     # Evaluation and epochs
 
-    def end_epoch(self, epoch: int | None = None) -> dict[str, float]:
-        """Judge the epoch, step an epoch schedule, go to the next epoch, and commit.
+    def end_epoch(self, epoch: int | None = None, *, ends: bool = False) -> dict[str, float]:
+        """Judge the epoch, step an epoch schedule, go to the next epoch, and commit; the trial may end with it.
 
         An `epoch` that is behind has been judged by a worker which ended before it could say so; what a lost worker had
         trained of this one since the last commit is trained again.
@@ -336,7 +309,7 @@ class ShardedTrial:
         logbook.epoch, logbook.batch = logbook.epoch + 1, 0
         logbook.loss_sum, logbook.loss_rows = 0.0, 0
         logbook.history.append(judged)
-        self.commit()
+        self.commit(ends=ends)
         return judged
 
     def _evaluate(self) -> dict[str, float]:
@@ -370,7 +343,7 @@ class ShardedTrial:
     def keep_weights(self) -> None:
         """Remember the weights as they are now, for a candidate that keeps its best epoch."""
         for key in list(self.files.committed):
-            if key.startswith(("w/", "b/")):
+            if key.startswith(("w/", "b/", "i/", "m/")):
                 self.files.copy(key, f"k/{key}")
         self.logbook.kept = True
         self.commit()

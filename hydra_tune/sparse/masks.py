@@ -15,30 +15,31 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.parametrize import ParametrizationList
 
 from hydra_tune.errors import CandidateError, nearest
 
 Masks = dict[str, torch.Tensor]
 
-_KEPT_DENSE = (
-    nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase, nn.RNNBase,
-    nn.Bilinear, ParametrizationList,
-)  # fmt: skip
-"""Modules whose parameters are not pruned: there is little to gain, or the kernels want all their weights alike."""
+_PRUNED = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
+"""Modules whose matrices and filters are pruned. A matrix that belongs to any other may be anything: a table of
+positions, a token, a weight that the kernels want whole."""
+_KEPT_DENSE = (nn.Embedding, nn.EmbeddingBag)
+"""A weight that is tied to one of these is a table too."""
 
 
 def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights that are pruned by default: trainable matrices and filters, but no embeddings and norms."""
-    dense = {
-        id(parameter)
-        for module in model.modules() if isinstance(module, _KEPT_DENSE)
-        for parameter in module.parameters(recurse=False)
-    }  # fmt: skip
+    """The weights that are pruned by default: trainable matrices and filters of linear layers, convolutions and
+    attention."""
+
+    def owned_by(kinds: tuple[type[nn.Module], ...]) -> set[int]:
+        owners = [module for module in model.modules() if isinstance(module, kinds)]
+        return {id(parameter) for module in owners for parameter in module.parameters(recurse=False)}
+
+    chosen = owned_by(_PRUNED) - owned_by(_KEPT_DENSE)
     return {
         name: parameter
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad and parameter.dim() >= 2 and id(parameter) not in dense
+        if parameter.requires_grad and parameter.dim() >= 2 and id(parameter) in chosen
     }
 
 

@@ -18,114 +18,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from hydra_tune.shards.optimizers import OptimizerParts, Options
+from hydra_tune.graph.program import HALF
+from hydra_tune.shards.optimizers import OptimizerParts, Options, moved
 from hydra_tune.sparse.buckets import Buckets
+from hydra_tune.sparse.layer import PrunedLayer
 from hydra_tune.sparse.masks import Masks
-
-HALF = torch.bfloat16
-"""The 16-bit type: with the exponents of float32, so gradients need no scaling."""
-
-
-class PrunedLayer:
-    """One weight of which only some entries are trained."""
-
-    def __init__(
-        self, name: str, weight: nn.Parameter, index: torch.Tensor, gradient: torch.Tensor,
-        optimizer: torch.optim.Optimizer, *, mixed: bool,
-    ) -> None:  # fmt: skip
-        self.name = name
-        self.weight = weight
-        self.index = index
-        self.gradient = gradient
-        """Of the survivors: what is reduced over the replicas."""
-        self.optimizer = optimizer
-        self.master: nn.Parameter = optimizer.param_groups[0]["params"][0]
-        self.wide: torch.Tensor | None = None
-        """The same in the master's precision, where that is another."""
-        self.narrow: torch.Tensor | None = None
-        """The new weights in the compute precision."""
-        self.pending = False
-        """Whether a gradient has come since the last step."""
-        with torch.no_grad():
-            chosen = weight.detach().reshape(-1).index_select(0, index)
-            if mixed:
-                self.master.data = chosen
-                self.wide, self.narrow = torch.zeros_like(chosen), chosen.to(HALF)
-            weight.data = torch.zeros_like(weight, dtype=HALF if mixed else None, memory_format=torch.contiguous_format)
-            self._put(chosen if self.narrow is None else self.narrow)
-
-    def gather(self) -> None:
-        """Take the survivors' part of the dense gradient, add it to what is there, and free the dense one."""
-        dense = self.weight.grad
-        assert dense is not None
-        flat = dense.reshape(-1)
-        if self.wide is None and self.pending:
-            self.gradient.add_(flat.index_select(0, self.index))
-        else:
-            torch.index_select(flat, 0, self.index, out=self.gradient)
-        if self.wide is not None and self.pending:
-            # A 16-bit sum would lose what the later ones add.
-            self.wide.add_(self.gradient)
-            self.gradient.copy_(self.wide)
-        elif self.wide is not None:
-            self.wide.copy_(self.gradient)
-        self.pending = True
-        self.weight.grad = None
-
-    def norm(self) -> float:
-        """Of the gradient, for clipping."""
-        return float(torch.linalg.vector_norm(self.gradient.to(self.master.dtype)))
-
-    def step(self, options: Options, factor: float) -> None:
-        """The optimizer's step on the survivors, and their new weights into the dense one."""
-        self.optimizer.param_groups[0].update(options)
-        if self.wide is None:
-            self.master.data = self.weight.detach().reshape(-1).index_select(0, self.index)
-            self.master.grad = self.gradient
-        else:
-            self.wide.copy_(self.gradient)
-            self.master.grad = self.wide
-        if factor != 1.0:
-            self.master.grad.mul_(factor)
-        self.optimizer.step()
-        self.master.grad = None
-        self.write_back()
-        self.pending = False
-
-    @torch.no_grad()
-    def write_back(self) -> None:
-        """The survivors' weights into the dense one; without masters of their own, they need not stay."""
-        if self.narrow is not None:
-            self.narrow.copy_(self.master)
-            self._put(self.narrow)
-        else:
-            self._put(self.master.detach())
-            self.master.data = self.master.data.new_empty(0)
-
-    def values(self) -> torch.Tensor:
-        """The survivors' weights, in full precision."""
-        if self.wide is not None:
-            return self.master.detach()
-        return self.weight.detach().reshape(-1).index_select(0, self.index)
-
-    def dense(self) -> torch.Tensor:
-        """The whole weight in full precision."""
-        found = torch.zeros(self.weight.numel(), dtype=self.master.dtype, device=self.weight.device)
-        found.index_put_((self.index,), self.values())
-        return found.reshape(self.weight.shape)
-
-    def tensors(self) -> list[torch.Tensor]:
-        """All that is stored for this layer."""
-        kept = [value for value in self.optimizer.state[self.master].values() if isinstance(value, torch.Tensor)]
-        return [
-            self.weight.data, self.index, self.gradient, self.master.data,
-            *(each for each in (self.wide, self.narrow) if each is not None), *(value for value in kept if value.dim()),
-        ]  # fmt: skip
-
-    def _put(self, values: torch.Tensor) -> None:
-        self.weight.data.view(-1).index_put_((self.index,), values)
 
 
 def trained_parameters(model: nn.Module, parts: OptimizerParts) -> dict[str, nn.Parameter]:
@@ -137,10 +37,12 @@ class CompressedState:
     """The state of a whole model: pruned layers, and the parameters that are not pruned, which have theirs in full."""
 
     def __init__(
-        self, model: nn.Module, masks: Masks, parts: OptimizerParts, options: Sequence[Options], *, mixed: bool
-    ) -> None:
+        self, trained: Mapping[str, nn.Parameter], masks: Masks, parts: OptimizerParts, options: Sequence[Options], *,
+        mixed: bool,
+    ) -> None:  # fmt: skip
+        """`trained` are the parameters that get steps: those of a model, or of the part of it that is here."""
         self.parts = parts
-        trained = trained_parameters(model, parts)
+        self.mixed = mixed
         pruned = [name for name in trained if name in masks]
         self.whole = {name: p for name, p in trained.items() if name not in masks}
         device = next(iter(trained.values())).device if trained else torch.device("cpu")
@@ -161,19 +63,25 @@ class CompressedState:
         self.replicas = 1
         self.more = False
         """Whether gradients of another batch are to be added before the step."""
+        self.used: set[str] = set()
+        """Of what is not pruned: whatever got a gradient since the last step."""
         self._clear()
         self._hooks = [
             layer.weight.register_post_accumulate_grad_hook(lambda _p, i=i: self._gather(i))  # type: ignore[no-untyped-call]
             for i, layer in enumerate(self.layers)
         ] + [
-            p.register_post_accumulate_grad_hook(lambda _p, i=i: self._arrived(self.dense, i))  # type: ignore[no-untyped-call]
-            for i, p in enumerate(self.whole.values())
+            p.register_post_accumulate_grad_hook(lambda _p, i=i, n=n: self._use(i, n))  # type: ignore[no-untyped-call]
+            for i, (n, p) in enumerate(self.whole.items())
         ]
+
+    def let_go(self) -> None:
+        """Take no more gradients; the weights stay as they are."""
+        for hook in self._hooks:
+            hook.remove()
 
     def close(self) -> None:
         """Leave the model as any other: dense, in full precision, its gradients its own."""
-        for hook in self._hooks:
-            hook.remove()
+        self.let_go()
         for layer in self.layers:
             layer.weight.data = layer.dense()
         for parameter in self.whole.values():
@@ -197,26 +105,62 @@ class CompressedState:
             *(v for v in kept if isinstance(v, torch.Tensor) and v.dim()),
         ]  # fmt: skip
 
+    def state_bytes(self) -> int:
+        """All that is stored, counted from the storages behind it."""
+        return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors()}.values())
+
+    def moments(self) -> int:
+        """How many tensors the optimizer keeps of a parameter, at most."""
+        kept = [*self.optimizer.optimizer.state.values(), *(each.optimizer.state[each.master] for each in self.layers)]
+        return max(
+            (sum(isinstance(v, torch.Tensor) and v.dim() > 0 for v in state.values()) for state in kept), default=0
+        )
+
     def step(self, options: Sequence[Options], clip: float | None) -> None:
         """The optimizer's step, with the gradients of all replicas, clipped by the norm of all."""
         if self.replicas > 1:
             self.compressed.finish()
             self.dense.finish()
+            self._agree()
         factor = 1.0
         if clip is not None:
-            pending = [layer for layer in self.layers if layer.pending or self.replicas > 1]
-            norms = [*(layer.norm() for layer in pending), float(torch.linalg.vector_norm(self.dense.flat))]
-            factor = min(1.0, clip / (math.hypot(*norms) + 1e-6))
+            factor = min(1.0, clip / (math.hypot(*self.norms().values()) + 1e-6))
+        self.step_by(options, factor)
+
+    def norms(self) -> dict[str, float]:
+        """The norm of each gradient that has come."""
+        whole = zip(self.whole, self.dense.views, strict=True)
+        return {
+            **{layer.name: layer.norm() for layer in self.layers if layer.pending},
+            **{name: float(torch.linalg.vector_norm(view)) for name, view in whole if name in self.used},
+        }
+
+    def step_by(self, options: Sequence[Options], factor: float) -> None:
+        """The step with all gradients times `factor`; what got none makes no step, as in torch."""
         for layer in self.layers:
-            if layer.pending or self.replicas > 1:
+            if layer.pending:
                 layer.step(options[self.parts.group_of[layer.name]], factor)
         if factor != 1.0:
             self.dense.flat.mul_(factor)
+        for name, parameter in self.whole.items():
+            if name not in self.used:
+                parameter.grad = None
         self.optimizer.update(options)
         self.optimizer.optimizer.step()
         self._clear()
 
+    def _agree(self) -> None:
+        """What one replica has used, all have: one byte for each parameter."""
+        came = [*(layer.pending for layer in self.layers), *(name in self.used for name in self.whole)]
+        anywhere = torch.tensor(came, dtype=torch.uint8, device=self.dense.flat.device)
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
+        found = anywhere.tolist()
+        for layer, came_in in zip(self.layers, found, strict=False):
+            layer.pending = bool(came_in)
+        self.used = {name for name, came_in in zip(self.whole, found[len(self.layers) :], strict=True) if came_in}
+
     def _clear(self) -> None:
+        self.used.clear()
         self.dense.flat.zero_()
         for parameter, view in zip(self.whole.values(), self.dense.views, strict=True):
             parameter.grad = view.view(parameter.shape)
@@ -226,6 +170,10 @@ class CompressedState:
     def _gather(self, index: int) -> None:
         self.layers[index].gather()
         self._arrived(self.compressed, index)
+
+    def _use(self, index: int, name: str) -> None:
+        self.used.add(name)
+        self._arrived(self.dense, index)
 
     def _arrived(self, buckets: Buckets, index: int) -> None:
         if self.replicas > 1 and not self.more:
@@ -261,13 +209,13 @@ class CompressedState:
         """Take up a state of the same masks."""
         for layer in self.layers:
             saved = state["pruned"][layer.name]
-            layer.master.data = saved["values"].to(layer.weight.device)
+            layer.master.data = saved["values"].to(layer.weight.device, copy=True)  # not a view into a larger block
             layer.write_back()
-            layer.optimizer.state[layer.master] = _moved(saved["optimizer"], layer.weight.device)
+            layer.optimizer.state[layer.master] = moved(saved["optimizer"], layer.weight.device)
         for name, parameter in self.whole.items():
             saved = state["whole"][name]
             parameter.copy_(saved["values"])
-            self.optimizer.optimizer.state[parameter] = _moved(saved["optimizer"], parameter.device)
+            self.optimizer.optimizer.state[parameter] = moved(saved["optimizer"], parameter.device)
 
     @torch.no_grad()
     def inherit(self, other: CompressedState) -> None:
@@ -282,11 +230,6 @@ class CompressedState:
             }  # fmt: skip
         for parameter in self.whole.values():
             self.optimizer.optimizer.state[parameter] = {k: _copied(v) for k, v in whole.get(parameter, {}).items()}
-
-
-def _moved(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    # What has no dimensions, as Adam's step counter, stays on the CPU, where torch keeps it.
-    return {k: v.to(device) if isinstance(v, torch.Tensor) and v.dim() else v for k, v in state.items()}
 
 
 def _copied(value: Any) -> Any:

@@ -15,47 +15,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
-from torch.utils._pytree import tree_map
 
 from hydra_tune.batches import call_model, move, some_rows
 from hydra_tune.builds import Prepared
 from hydra_tune.engine.memory import TensorBytes
-from hydra_tune.errors import CandidateError, quoted
+from hydra_tune.graph.program import HALF, in_full
 from hydra_tune.pipeline.microbatches import bounds
 from hydra_tune.seeds import RandomState, seed_everything
 from hydra_tune.shards.optimizers import OptimizerParts, options_of
-from hydra_tune.sparse.masks import EarlyBird, Masks, given_masks, magnitude_masks, prunable, random_masks
-from hydra_tune.sparse.state import HALF, CompressedState, trained_parameters
+from hydra_tune.sparse.masks import EarlyBird, Masks, prunable
+from hydra_tune.sparse.pruning import Pruning, check_candidate, first_masks
+from hydra_tune.sparse.sizes import dense_state_bytes
+from hydra_tune.sparse.state import CompressedState, trained_parameters
 from hydra_tune.training import MEASURED_STEPS, Diverged, Progress, Training
 from hydra_tune.weights import save_weights
-
-ELEMENTWISE = (
-    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
-    torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.ASGD,
-)  # fmt: skip
-"""Optimizers that treat each weight by itself, so that the survivors' steps do not depend on the others."""
-
-
-MASKS = ("early-bird", "magnitude", "random")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pruning:
-    """What is to be left of a network, and how that is found."""
-
-    sparsity: float
-    mask: str
-    """A name of MASKS, or a safetensors file that has them."""
-    least: int = 1
-    """Survivors of a layer at the least."""
-    dense_epochs: int
-    """Epochs that a mask is searched for, at most."""
-    rewind: bool = False
-    """Whether the survivors start again from their first weights."""
-    mixed: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,14 +56,16 @@ class SparseTraining(Training):
         self.pruning = pruning
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self.parts = OptimizerParts.of(self.optimizer, names)
-        _check(self.model, self.optimizer)
+        check_candidate(self.model, self.optimizer)
         self.trained = trained_parameters(self.model, self.parts)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(name in self.trained)  # what no optimizer was given needs no gradient
         # The optimizer that the user's factory made holds the options for the schedule; others make the steps.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         self.mixed = pruning.mixed and next(self.model.parameters()).dtype == torch.float32
         self.search: EarlyBird | None = None
         self.first_weights: dict[str, torch.Tensor] | None = None
-        masks = self._first_masks()
+        masks = first_masks(self.model, pruning, seed)
         if masks is None:
             self.search = EarlyBird()
             if pruning.rewind:
@@ -99,25 +74,10 @@ class SparseTraining(Training):
 
     # Masks
 
-    def _first_masks(self) -> Masks | None:
-        """The masks, where they are known before training."""
-        pruning = self.pruning
-        if pruning.mask not in MASKS:
-            return given_masks(self.model, _read(pruning.mask))
-        if not prunable(self.model):
-            raise CandidateError(
-                "the model has no weights that could be pruned", "it has no layers but embeddings, norms and biases"
-            )
-        if pruning.mask == "random":
-            return random_masks(self.model, pruning.sparsity, pruning.least, self.seed)
-        if pruning.mask == "magnitude" or pruning.dense_epochs == 0:
-            return magnitude_masks(self.model, pruning.sparsity, pruning.least)
-        return None
-
     def _compress(self, masks: Masks) -> None:
         """Make the state that these masks leave; without any it is that of dense training, in full precision."""
         self.weights = CompressedState(
-            self.model, masks, self.parts, options_of(self.optimizer), mixed=self.mixed and bool(masks)
+            self.trained, masks, self.parts, options_of(self.optimizer), mixed=self.mixed and bool(masks)
         )
         self.weights.replicas = self.size
         self._count_anew()
@@ -211,9 +171,7 @@ class SparseTraining(Training):
             return call_model(self.model, inputs)
         with torch.autocast(self.device.type, dtype=HALF):
             outputs = call_model(self.model, inputs)
-        return tree_map(
-            lambda leaf: leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype == HALF else leaf, outputs
-        )
+        return in_full(outputs)
 
     # State
 
@@ -222,7 +180,7 @@ class SparseTraining(Training):
 
     def state(self) -> dict[str, Any]:
         return {
-            **self._rest(),
+            **self.rest(),
             "buffers": dict(self.model.named_buffers()),
             "fixed": {n: p.data for n, p in self.model.named_parameters() if n not in self.trained},
             "weights": self.weights.state(),
@@ -267,44 +225,16 @@ class SparseTraining(Training):
 
     def account(self) -> Account:
         """The bytes of state and of each step, counted from the tensors."""
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.weights.tensors()}
         trained = list(self.trained.values())
-        moments = max((len(_moments(s)) for s in self.weights.optimizer.optimizer.state.values()), default=0)
-        moments = max([moments, *(len(_moments(layer.optimizer.state[layer.master])) for layer in self.weights.layers)])
+        moments = self.weights.moments()
         wide = 8 if trained[0].dtype == torch.float64 else 4
         numbers = sum(p.numel() for p in trained)
-        # In mixed precision, dense training has 16-bit weights and gradients besides those in float32.
-        per_number = wide * (2 + moments) + (4 if self.mixed else 0)
         return Account(
-            state_bytes=sum(storages.values()), dense_state_bytes=numbers * per_number,
+            state_bytes=self.weights.state_bytes(),
+            dense_state_bytes=dense_state_bytes(numbers, mixed=self.mixed, moments=moments, number=wide),
             step_bytes=sum(flat.numel() * flat.element_size() for flat in self.weights.gradients()),
             dense_step_bytes=numbers * (2 if self.mixed else wide),
             survivors=sum(len(layer.index) for layer in self.weights.layers),
             pruned=sum(layer.weight.numel() for layer in self.weights.layers),
             phase="sparse" if self.weights.layers else "dense",
         )  # fmt: skip
-
-
-def _read(path: str) -> dict[str, torch.Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CandidateError(
-            f"the masks in {quoted(path)} cannot be read ({error})", "give a safetensors file"
-        ) from error
-
-
-def _moments(state: Any) -> list[torch.Tensor]:
-    return [value for value in state.values() if isinstance(value, torch.Tensor) and value.dim()]
-
-
-def _check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    if not isinstance(optimizer, ELEMENTWISE):
-        names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
-        raise CandidateError(f"strategy 'sparse' cannot use {type(optimizer).__name__}", f"it knows {names}")
-    kinds = {parameter.dtype for parameter in model.parameters()}
-    if len(kinds) > 1:
-        listing = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
-        raise CandidateError(
-            f"the model's parameters are of several types ({listing})", "give it one, as model.float()"
-        )

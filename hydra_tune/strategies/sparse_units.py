@@ -8,7 +8,8 @@ from pathlib import Path
 from hydra_tune.builds import receive
 from hydra_tune.commits import read_commit, write_commit
 from hydra_tune.engine.worker import WorkerContext
-from hydra_tune.sparse.training import Account, Pruning, SparseTraining
+from hydra_tune.sparse.pruning import Pruning
+from hydra_tune.sparse.training import Account, SparseTraining
 from hydra_tune.state_tree import NotStorable
 from hydra_tune.strategies.epochs import Saved
 from hydra_tune.strategies.whole import Loaded, OutOfMemory, restore, write_checkpoint

@@ -1,5 +1,5 @@
-"""A pipelined trial in this process: the strategy's own code and units, with every argument and result pickled as on
-its way between processes. Only the engine's queue is left out: a unit runs when it is awaited."""
+"""A trial in stages or shards in this process: the strategy's own code and units, with every argument and result
+pickled as on its way between processes. Only the queue of the engine is left out: a unit runs when it is awaited."""
 
 from __future__ import annotations
 
@@ -32,33 +32,50 @@ class Here(TrialRun):
     def __init__(self, made: ht.Candidate, folder: Path, devices: int, room: int = ROOM) -> None:
         names = [SimpleNamespace(name=f"cpu:{i}", memory=room) for i in range(devices)]
         engine: Any = SimpleNamespace(
-            devices=names, workers_of_all_devices=lambda: tuple(range(1, devices + 1)), drop=lambda *_: None
+            devices=names, workers_of_all_devices=lambda: tuple(range(1, devices + 1)), drop=lambda *_: None,
+            let_go=lambda *_: None, room=lambda _attempt: (room,) * devices,
+        )  # fmt: skip
+        blueprint: Any = SimpleNamespace(
+            epochs=made.epochs, keep=made.keep, accumulate=made.accumulate, sparsity=made.sparsity
         )
-        blueprint: Any = SimpleNamespace(epochs=made.epochs, keep=made.keep)
         super().__init__(
             number=0, seed=SEED, attempt="a", blueprint=blueprint, candidacy=Candidacy(BUILDER), metric="loss",
             maximize=False, weights=folder / "weights", checkpoints=folder / "checkpoints",
             profiles=folder / "profiles", engine=engine, at_once=1,
         )  # fmt: skip
         place = folder / "run"
-        place.mkdir()
+        place.mkdir(exist_ok=True)
         setup = SimpleNamespace(directory=str(place), overflow=(), memory=room, device="cpu", worker=0)
         self.contexts: list[Any] = [
-            SimpleNamespace(setup=setup, device=CPU, resident={}, cache={}, unit_peak_bytes=None, steps=[])
+            SimpleNamespace(
+                setup=setup,
+                blocks=None,
+                block_limit=None,
+                limit_blocks=lambda _size: None,
+                device=CPU,
+                resident={},
+                cache={},
+                unit_peak_bytes=None,
+                steps=[],
+                alive=lambda: None,
+            )
             for _ in range(devices + 1)
         ]
         self.contexts[BUILDER].resident["a"] = Prepared(made, made.train, made.valid)
         self.notes: list[str] = []
         self.ran: list[tuple[str, int]] = []
         self.plan: dict[str, Any] = {}
+        self.peak = 0
+        """The most that a unit took on a device."""
 
     async def unit(self, kind: str, work: Any, *args: Any, worker: int | None = None, **_rest: Any) -> UnitResult:
-        assert worker is not None
+        worker = 1 if worker is None else worker
         given = cloudpickle.loads(cloudpickle.dumps(args))
         began = time.time()
         seed_everything(len(self.ran))  # other trials draw in this process too
         value = work(self.contexts[worker], *given)
         self.ran.append((kind, worker))
+        self.peak = max(self.peak, self.contexts[worker].unit_peak_bytes or 0)
         seconds = time.time() - began
         return UnitResult(pickle.loads(cloudpickle.dumps(value)), worker, f"cpu:{worker - 1}", began, seconds, None)
 

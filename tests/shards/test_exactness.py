@@ -332,7 +332,7 @@ def test_a_trial_is_cut_anew_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
 
 
 def test_the_weights_of_the_best_epoch_are_kept(tmp_path: Path) -> None:
-    from hydra_tune.shards.exchange import weights
+    from hydra_tune.shards.exchange import kept_weights
 
     build = partial(candidate, "resnet", epochs=3, keep="best")
     whole = start(build())
@@ -348,7 +348,7 @@ def test_the_weights_of_the_best_epoch_are_kept(tmp_path: Path) -> None:
         trial.keep_weights()
         trial.close()
         finish_in_shards(sharded)
-        assert_same(weights(sharded.files, sharded.kit.plan), kept)
+        assert_same(kept_weights(sharded.files, sharded.kit.plan), kept)
         assert_same(sharded.state(), finish(whole).state())
 
 

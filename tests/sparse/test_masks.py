@@ -31,7 +31,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Conv1d(2, 8, 3), nn.BatchNorm1d(8), nn.Flatten(), nn.Linear(8 * 4, 5))
 
 
-def test_matrices_and_filters_are_pruned_but_no_embeddings_norms_biases_and_frozen_weights():
+def test_matrices_and_filters_of_layers_are_pruned_but_no_embeddings_tables_norms_biases_and_frozen_weights():
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -42,6 +42,8 @@ def test_matrices_and_filters_are_pruned_but_no_embeddings_norms_biases_and_froz
             self.head.weight = self.embedding.weight
             self.frozen = nn.Linear(4, 4).requires_grad_(False)
             self.lstm = nn.LSTM(4, 4)
+            self.positions = nn.Parameter(torch.randn(6, 4))
+            self.token = nn.ParameterList([nn.Parameter(torch.randn(1, 1, 4))])
 
     assert set(prunable(Mixed())) == {"attention.in_proj_weight", "attention.out_proj.weight"}
     assert set(prunable(network())) == {"0.weight", "3.weight"}

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hydra_tune.shards.optimizers import OptimizerParts, options_of
 from hydra_tune.sparse.masks import Masks, magnitude_masks
-from hydra_tune.sparse.state import CompressedState
+from hydra_tune.sparse.state import CompressedState, trained_parameters
 
 pytestmark = pytest.mark.smoke
 
@@ -29,7 +29,8 @@ def compressed(
 ) -> tuple[CompressedState, Any]:
     made = optimizer(model.parameters(), **({"lr": 0.01} | options))
     parts = OptimizerParts.of(made, {id(p): name for name, p in model.named_parameters()})
-    return CompressedState(model, masks, parts, options_of(made), mixed=mixed), options_of(made)
+    trained = trained_parameters(model, parts)
+    return CompressedState(trained, masks, parts, options_of(made), mixed=mixed), options_of(made)
 
 
 def batches(count: int, dtype: torch.dtype = torch.float32) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -128,6 +129,23 @@ def test_a_layer_without_a_gradient_does_not_count_in_clipping():
     state.step(options, 0.5)
     moved = torch.cat([(before[name] - p.detach()).reshape(-1) for name, p in model.named_parameters()])
     assert float(moved.norm()) == pytest.approx(0.5, rel=1e-6)
+
+
+def test_parameters_that_a_batch_does_not_use_stay_as_they_are():
+    """In torch, weight decay and momentum go by steps, and a parameter without a gradient makes none."""
+    model = nn.ModuleDict({name: nn.Linear(64, 10) for name in ("used", "other")})
+    dense = copy.deepcopy(model)
+    given = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.5}
+    state, options = compressed(model, magnitude_masks(model, 0.0, 1), torch.optim.SGD, **given)
+    plain = torch.optim.SGD(dense.parameters(), **given)
+    for name, (inputs, targets) in zip(("used", "other", "used", "used"), batches(4), strict=True):
+        for each in (model, dense):
+            F.cross_entropy(each[name](inputs), targets).backward()
+        state.step(options, None)
+        plain.step()
+        plain.zero_grad()
+    for (name, one), other in zip(model.named_parameters(), dense.parameters(), strict=True):
+        assert torch.equal(one, other), name
 
 
 def test_frozen_parameters_stay_as_they_are():

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 import hydra_tune as ht
 from hydra_tune.builds import Prepared
-from hydra_tune.sparse.training import Pruning, SparseTraining
+from hydra_tune.sparse.pruning import Pruning
+from hydra_tune.sparse.training import SparseTraining
 from tests.candidates import rows
 
 pytestmark = pytest.mark.smoke

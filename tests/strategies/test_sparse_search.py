@@ -81,6 +81,37 @@ def test_a_replica_without_rows_keeps_step_with_the_others() -> None:
     assert two.best_value == pytest.approx(one.best_value, abs=1e-9)
 
 
+class Sometimes(nn.Module):
+    """A model one part of which only some rows use: on two replicas, one may use it and the other not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.seldom, self.never = nn.Linear(6, 32), nn.Linear(6, 32), nn.Linear(6, 32)
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.always(x)
+        chosen = x[:, 0] > 1.3
+        if bool(chosen.any()):
+            h = h.masked_scatter(chosen[:, None], h[chosen] + self.seldom(x[chosen]))
+        return self.head(torch.tanh(h))
+
+
+def test_a_part_that_only_one_replica_uses_makes_the_steps_it_makes_on_one() -> None:
+    given = {"model": Sometimes().double(), "optimizer": partial(torch.optim.AdamW, lr=0.05, weight_decay=0.5)}
+    why = "its forward decides by contents"
+    fields = {**given, "accumulate": 1, "epochs": 2, "whole_because": why}
+    start = {name: tensor.clone() for name, tensor in fields["model"].state_dict().items()}
+    one, two = (searched(f"some{n}", fields, replicas=n, mask="magnitude", precision="full") for n in (1, 2))
+    weights = one.best_model().state_dict()
+    for name, tensor in two.best_model().state_dict().items():
+        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+    assert torch.equal(weights["never.bias"], start["never.bias"])
+    assert not torch.equal(weights["seldom.bias"], start["seldom.bias"])
+    with pytest.raises(ht.SearchFailed, match=f"the candidate cannot be cut: {why}"):
+        searched("cut", fields, stages=2, mask="magnitude")
+
+
 def test_traffic_and_state_are_those_of_the_formula() -> None:
     result = searched("bytes", {"dtype": torch.float32, "epochs": 2}, mask="magnitude", sparsity=0.9)
     (record,) = result.trials
@@ -176,6 +207,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"precision": "half"}, r"precision cannot be 'half'"),
     ({"replicas": 0}, r"replicas cannot be 0 \(give a whole number from 1 on\)"),
     ({"replicas": 3}, r"replicas cannot be 3 \(there are 2 devices\)"),
+    ({"stages": 0}, r"stages cannot be 0 \(give a whole number from 1 on, or auto\)"),
+    ({"stages": "many"}, r"stages cannot be 'many' \(give a whole number from 1 on, or auto\)"),
+    ({"stages": 3}, r"stages cannot be 3 \(there are 2 devices\)"),
+    ({"stages": 2, "replicas": 2}, r"replicas cannot be 2 with stages 2 \(leave replicas out"),
+    ({"shards": True, "replicas": 2}, r"replicas cannot be 2 with shards \(leave replicas out"),
+    ({"stages": "auto", "shards": True}, r"stages cannot be 'auto' with shards \(give stages or shards, not both\)"),
+    ({"shards": "yes"}, r"shards cannot be 'yes' \(give true or false\)"),
+    ({"microbatches": 2}, r"microbatches cannot be 2 without stages \(give stages: auto, or a number\)"),
+    ({"stages": 2, "microbatches": 0}, r"microbatches cannot be 0 \(give a whole number from 1 on\)"),
+    ({"seats": 1}, r"strategy 'sparse' has no option 'seats'"),
     ({"sparcity": 0.5}, r"strategy 'sparse' has no option 'sparcity' \(did you mean 'sparsity'"),
 ]
 
