@@ -18,6 +18,7 @@ from hydra_tune.cli.export import export
 from hydra_tune.cli.fit import fit
 from hydra_tune.cli.leaderboard import leaderboard
 from hydra_tune.cli.migrate import migrate
+from hydra_tune.cli.plan import plan
 from hydra_tune.cli.predict import predict
 from hydra_tune.cli.report import report
 from hydra_tune.cli.resume import resume
@@ -36,8 +37,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    search, resume, studies, trials, show, best, export, fit, predict, leaderboard, dashboard, report, spaces, simulate,
-    doctor, migrate,
+    search, plan, resume, studies, trials, show, best, export, fit, predict, leaderboard, dashboard, report, spaces,
+    simulate, doctor, migrate,
 ):  # fmt: skip
     app.command()(command)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,12 +22,23 @@ PACKAGES = (
 )
 
 
-def doctor(storage: Storage = None, as_json: Json = False) -> int:
+def doctor(
+    storage: Storage = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure how fast this machine computes and moves bytes; for plans.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
     """Check devices, memory, versions and the database."""
     from hydra_tune.cli.tables import print_json
     from hydra_tune.settings import default_storage
 
-    report = {**_machine(), "packages": _versions(), "database": _database(storage or default_storage())}
+    report = {
+        **_machine(),
+        "rates": _rates(calibrate),
+        "packages": _versions(),
+        "database": _database(storage or default_storage()),
+    }
     if as_json:
         print_json(report)
     else:
@@ -50,6 +61,23 @@ def _machine() -> dict[str, Any]:
         "shared_memory": f"{format_bytes(shared)} free",
         "devices": [f"{d.name} ({format_bytes(d.memory)}, {d.threads} threads)" for d in parse_devices("auto")],
     }
+
+
+def _rates(calibrate: bool) -> dict[str, float]:
+    """What plans go by; empty where nothing was measured yet, which a search does when it needs to."""
+    from dataclasses import asdict
+    from pathlib import Path
+    from tempfile import gettempdir
+
+    from hydra_tune.devices import parse_devices
+    from hydra_tune.files import SHARED_MEMORY
+    from hydra_tune.planning import rates
+
+    found = rates.known_rates()
+    if calibrate:
+        disk = Path(gettempdir())
+        found = rates.calibrate(SHARED_MEMORY if SHARED_MEMORY.is_dir() else disk, disk, len(parse_devices("auto")))
+    return {} if found is None else asdict(found)
 
 
 def _versions() -> dict[str, str]:
@@ -133,6 +161,17 @@ def _orphan_files(url: str, opened: Any, studies: list[Any]) -> list[str]:
     return [*advice, *(f"{entry} was left by a killed search: the next search removes it" for entry in left)]
 
 
+def _said_rates(rates: dict[str, float]) -> str:
+    if not rates:
+        return "not measured yet; a search does when it needs them, or --calibrate"
+    crowding = rates["crowding"]
+    gigabytes = {name: f"{rate / 1e9:.1f} GB/s" for name, rate in rates.items() if name not in ("compute", "crowding")}
+    moves = ", ".join(f"{name.replace('_', ' ')} {rate}" for name, rate in gigabytes.items())
+    return (
+        f"{rates['compute'] / 1e9:.0f} GFLOP/s a core, {moves}; work takes {crowding:.2f} times as long on all devices"
+    )
+
+
 def _print(report: dict[str, Any]) -> None:
     from hydra_tune.errors import printable
 
@@ -141,6 +180,8 @@ def _print(report: dict[str, Any]) -> None:
             value = "; ".join(value)
         elif name == "packages":
             value = ", ".join(f"{package} {version}" for package, version in value.items())
+        elif name == "rates":
+            value = _said_rates(value)
         elif name == "database":
             advice = value["advice"]
             value = f"{value['url']}: {'ok' if value['ok'] else 'NOT OK'}, {value['says']}"

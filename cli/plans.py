@@ -16,9 +16,32 @@ Plan = Mapping[str, Any]
 
 def print_plan(strategy: str | None, plan: Plan | None) -> None:
     """Draw the plan of a trial that this strategy trained; one that is not known here has nothing to draw."""
+    if not plan:
+        return
+    _choices(plan)
     draw = _DRAWN.get(strategy or "")
-    if plan and draw is not None:
+    if draw is not None and plan.keys() - {"choice"}:
         draw(plan)
+
+
+def _choices(plan: Plan) -> None:
+    """Why this strategy, what it was expected to take and what it took; those before it, of a trial that moved on."""
+    from hydra_tune.cli.plan import print_options
+
+    if "choice" not in plan:
+        return
+    chosen = plan["choice"]
+    for choice in (*chosen.get("earlier", ()), chosen):
+        print_options(dict(choice))
+        if "measured_batch_ms" in choice:
+            typer.echo(
+                f"  a batch took {choice['measured_batch_ms']:.1f} ms, {choice['predicted_batch_ms']:.1f} predicted "
+                f"({choice['time_error']:+.0%})"
+            )
+    expected, measured = chosen["predicted_device_bytes"], chosen["measured_device_bytes"]
+    if expected and measured:
+        held = f"{format_bytes(measured)}, {format_bytes(expected)} predicted"
+        typer.echo(f"  a device held {held} ({measured / expected - 1:+.0%})")
 
 
 def _pipeline(plan: Plan) -> None:
@@ -42,15 +65,44 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _sparse(plan: Plan) -> None:
-    """What survived, and the bytes of state and of a step against dense training."""
-    replicas = f"{plan['replicas']} replica{'s' if plan['replicas'] > 1 else ''}"
+    """What survived, and what a pruned network takes against a dense one."""
+    way = plan.get("way", "replicas")
     if plan["phase"] == "dense":
-        typer.echo(f"{replicas}, in dense training: its mask ({plan['mask']}) had not settled")
+        where = "in shards" if way == "shards" else _count(plan["replicas"], "replica")
+        typer.echo(f"{where}, in dense training: its mask ({plan['mask']}) had not settled")
     else:
+        where = {"replicas": _replicas, "stages": _stages, "shards": _shards}[way](plan)
         typer.echo(
-            f"{replicas}, {plan['survivors']} of {plan['pruned_weights']} weights survive (mask: {plan['mask']}, "
+            f"{where}, {plan['survivors']} of {plan['pruned_weights']} weights survive (mask: {plan['mask']}, "
             f"{plan['precision']} precision)"
         )
+    if way == "replicas":
+        _against_dense(plan)
+    elif "stages" in plan:
+        _pipeline(plan)
+
+
+def _replicas(plan: Plan) -> str:
+    return _count(plan["replicas"], "replica")
+
+
+def _stages(plan: Plan) -> str:
+    """How many devices a network is on, and how many it would need without pruning."""
+    dense = plan["dense_stages"]
+    needed = "would not fit any number" if dense is None else f"would need {dense}"
+    return f"{_count(plan['devices'], 'stage')}; dense {needed}"
+
+
+def _shards(plan: Plan) -> str:
+    state, weights = format_bytes(plan["state_bytes"]), format_bytes(plan["weight_bytes"])
+    return f"{_count(plan['shards'], 'shard')} of {state} of state, {weights} of it dense weights"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+def _against_dense(plan: Plan) -> None:
     table = Table(["", "bytes", "dense", "saved"], numeric=frozenset({"bytes", "dense", "saved"}))
     for what, name in (("state of a replica", "state_bytes"), ("gradients of a step", "step_bytes")):
         own, dense = plan[name], plan[f"dense_{name}"]

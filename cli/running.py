@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
 from hydra_tune.cli.options import program
+from hydra_tune.errors import printable
 
 if TYPE_CHECKING:
     from hydra_tune.spec import SearchSpec
+    from hydra_tune.storage.queries import TrialRecord
+
+
+def _say_why(trials: Sequence[TrialRecord]) -> None:
+    """How many trials each strategy trained, and the reason for the first of them, where reasons were noted."""
+    reasons: dict[str, list[str]] = {}
+    for trial in trials:
+        choice = (trial.plan or {}).get("choice")
+        if choice is not None and trial.strategy:
+            reasons.setdefault(trial.strategy, []).append(f"trial {trial.number}: {choice['because']}")
+    for strategy, found in reasons.items():
+        typer.echo(printable(f"{strategy} trained {len(found)} trial{'s' if len(found) > 1 else ''} ({found[0]})"))
 
 
 def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> int:
@@ -37,6 +51,7 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
             print_json({**found, "trials": result.trials})
         else:
             print_table(leaderboard(result.trials, settings.metrics, settings.directions))
+            _say_why(result.trials)
             typer.echo(f"look closer:   {program()} show {name} {result.best_trial.number}{place}")
             if result.has_weights(result.best_trial.number):
                 typer.echo(f"take it home:  {program()} export {name} --to model{place}")

@@ -22,7 +22,12 @@ def search(
     devices: Annotated[str | None, typer.Option(help="auto, 2xcpu, or cuda:0,cuda:1.")] = None,
     device_memory: Annotated[str | None, typer.Option(help="Budget of each device, such as 8GiB.")] = None,
     spill: Annotated[str | None, typer.Option(help="Directory for what processes hand to each other.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="auto, whole, shard, pipeline, sparse, ist or elastic.")] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, any, search, whole, shard, pipeline, sparse, ist, elastic, or several to choose from."
+        ),
+    ] = None,
     sampler: Annotated[str | None, typer.Option(help="tpe, random, cmaes, gp, qmc, grid or nsgaii.")] = None,
     pruner: Annotated[str | None, typer.Option(help="none, median, asha, hyperband, percentile or share.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the study; drawn and recorded when not given.")] = None,

@@ -96,7 +96,8 @@ def print_trial(record: TrialRecord, metrics: Sequence[str]) -> None:
         ("strategy", record.strategy), ("shards", record.shards), ("device", record.device), ("seed", record.seed),
         ("seconds", None if record.seconds is None else f"{record.seconds:.2f}"),
         ("peak memory", None if record.peak_device_bytes is None else format_bytes(record.peak_device_bytes)),
-        ("spilled", None if not record.spill_written_bytes else format_bytes(record.spill_written_bytes)),
+        ("spilled at most", None if not record.spilled_bytes else format_bytes(record.spilled_bytes)),
+        ("written there", None if not record.spill_written_bytes else format_bytes(record.spill_written_bytes)),
         ("read back", None if not record.spill_read_bytes else format_bytes(record.spill_read_bytes)),
         ("communicated", None if not record.communicated_bytes else format_bytes(record.communicated_bytes)),
     ]  # fmt: skip

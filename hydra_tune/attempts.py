@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hydra_tune.actions import STOPPED
+from hydra_tune.attempt_run import AttemptRun
 from hydra_tune.builds import Blueprint, Built, build_and_hold, build_for_device, build_here, pack_held
-from hydra_tune.checkpoint import CHECKPOINT_SHARE, Checkpoints
+from hydra_tune.checkpoint import Checkpoints
 from hydra_tune.deadlines import Deadlines
 from hydra_tune.engine.engine import Engine
-from hydra_tune.engine.remaining import Survival, expected_remaining
+from hydra_tune.engine.remaining import Survival
 from hydra_tune.engine.spill import SpillFull
-from hydra_tune.engine.unit import Failure, Role, StepRecord, TrialEnded, Unit, UnitFailed, UnitHung, UnitResult, summed
+from hydra_tune.engine.unit import Failure, Memory, Role, TrialEnded, Unit, UnitFailed, UnitHung, UnitResult
 from hydra_tune.errors import CandidateError, SpecError, WorkerLost, nearest
 from hydra_tune.files import StudyFiles
+from hydra_tune.planning.admission import Admission
+from hydra_tune.planning.planner import Planner
+from hydra_tune.planning.survey import Survey
 from hydra_tune.remote_trial import TrialInfo
 from hydra_tune.resuming import ALLOW
 from hydra_tune.retries import Failed, RetryPolicy
 from hydra_tune.settings import SearchSettings
 from hydra_tune.states import Outcome, Status
-from hydra_tune.strategies.base import Candidacy, Interrupted, Pruned, Strategy, TrialRun
-from hydra_tune.strategies.whole import Whole
+from hydra_tune.strategies.base import Candidacy, Interrupted, Pruned, Strategy
 from hydra_tune.study import Asked
 from hydra_tune.study_thread import StudyThread
 from hydra_tune.training import Progress
@@ -47,10 +50,29 @@ class TrialFacts:
     strategy: str = ""
     shards: int = 1
     plan: dict[str, Any] | None = None
+    choice: dict[str, Any] | None = None
+    """Why this strategy, what it was expected to take and what the others were, as plain data."""
+    earlier: list[dict[str, Any]] = field(default_factory=list)
+    """The choices before it, of a trial that changed its strategy."""
     read_bytes: int = 0
     """From the spill store."""
     written_bytes: int = 0
+    spilled_bytes: int | None = None
+    """The most that was seen in the spill store at a time."""
     communicated_bytes: int = 0
+
+    def stored_plan(self) -> str | None:
+        """The plan with the choice that it follows from, as text."""
+        if self.choice is None:
+            return None if self.plan is None else json.dumps(self.plan)
+        measured: dict[str, Any] = {"measured_device_bytes": self.peak_device_bytes}
+        if self.earlier:
+            measured["earlier"] = self.earlier
+        return json.dumps({**(self.plan or {}), "choice": {**self.choice, **measured}})
+
+    def lies(self, size: int) -> None:
+        """So many bytes of it lie in the spill store now."""
+        self.spilled_bytes = max(self.spilled_bytes or 0, size)
 
     def add(self, unit: Unit, result: UnitResult) -> None:
         if unit.role is Role.DEVICE:
@@ -82,10 +104,19 @@ class TrialRunner:
     stopping: Callable[[], bool]
     out_of_time: Callable[[], bool]
     """Whether running trials are to end with the epochs they have."""
+    on_candidates: Callable[[], None]
+    """Called when `build` is known to return candidates."""
     on_progress: Callable[[int, Blueprint, Progress], None]
     show: Callable[[str], None]
+    profiles: Path
+    """Where the measured costs of models are kept."""
+    admission: Admission
+    planner: Planner | None = None
+    """Of a search that chooses a strategy for each trial."""
     at_once: int = 1
     """How many trials may be on the devices at the same time."""
+    surveys: dict[int, Survey] | None = None
+    """What looks at candidates have shown, by trial; kept where somebody wants to know."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     facts: dict[int, TrialFacts] = field(default_factory=dict)
     candidates_seen: bool = False
@@ -119,6 +150,7 @@ class TrialRunner:
                 return None
             finally:
                 self.engine.drop(info.attempt)
+                self.admission.release(asked.number)
             if owned.space_change:
                 raise SpecError(owned.space_change, ALLOW)
             history.append(Failed(outcome.status, progressed=(facts.checkpoints, facts.trained) != before))
@@ -135,7 +167,7 @@ class TrialRunner:
             peak_device_bytes=facts.peak_device_bytes, strategy=facts.strategy or self.strategy.name,
             shards=facts.shards, communicated_bytes=facts.communicated_bytes,
             spill_read_bytes=facts.read_bytes, spill_written_bytes=facts.written_bytes,
-            plan=None if facts.plan is None else json.dumps(facts.plan),
+            spilled_bytes=facts.spilled_bytes, plan=facts.stored_plan(),
         )  # fmt: skip
         return Ended(outcome, facts.trained, surplus)
 
@@ -160,7 +192,7 @@ class TrialRunner:
             assert built.blueprint is not None
             self.facts[info.number].trained = True
             self._check_metrics(built.blueprint)
-            return await self._train(info, built.blueprint, Candidacy(where, built.parcel))
+            return await self._train(info, built.blueprint, Candidacy(where, built.parcel, self._held(where)))
         except Pruned:
             return Outcome(Status.PRUNED, error=STOPPED if info.number in self.study.study.stopped else "")
         except CandidateError as error:
@@ -188,17 +220,24 @@ class TrialRunner:
             result = await self._build_unit(info, build_for_device, Role.BUILDER)
             built: Built = result.value
             if not built.stays_because:
-                return built, None
-            self.builder_refused = built.stays_because
-            logger.info("candidates are built on devices from now on, as they cannot be sent: %s", built.stays_because)
+                return built, result.worker if self.strategy.plans else None
+            self._refuse_builder(built.stays_because)
         result = await self._build_unit(info, build_here, Role.DEVICE)
-        self.candidates_seen = result.value.blueprint is not None
+        self._learn(result.value)
         return result.value, result.worker
 
-    async def _build_unit(self, info: TrialInfo, work: Callable[..., Built], role: Role) -> UnitResult:
+    def _learn(self, built: Built) -> None:
+        """From the first build on it is known what `build` returns."""
+        self.candidates_seen, self.objective_seen = built.blueprint is not None, built.values is not None
+        if self.candidates_seen:
+            self.on_candidates()
+
+    async def _build_unit(
+        self, info: TrialInfo, work: Callable[..., Built], role: Role, memory: Memory | None = None
+    ) -> UnitResult:
         unit = Unit(
             trial=info.number, attempt=info.attempt, kind="build", work=work, args=(self.source_file, info), role=role,
-            deadline=self.deadlines.of("build"),
+            deadline=self.deadlines.of("build"), memory=memory,
         )  # fmt: skip
         result = await self.engine.run(unit)
         self.deadlines.measured("build", result.seconds)
@@ -210,122 +249,49 @@ class TrialRunner:
                 raise CandidateError(f"the candidate has no metric {metric!r}", nearest(metric, blueprint.metrics))
 
     async def _train(self, info: TrialInfo, blueprint: Blueprint, candidacy: Candidacy) -> Outcome:
-        run = _Run(
+        run = AttemptRun(
             number=info.number, seed=info.seed, attempt=info.attempt, blueprint=blueprint, candidacy=candidacy,
             metric=self.settings.metrics[0], maximize=self.settings.directions[0] == "maximize",
             weights=self.files.weights(info.number), checkpoints=self.files.checkpoints(info.number),
-            profiles=self.files.profiles,
-            engine=self.engine, at_once=self.at_once, runner=self,
+            profiles=self.profiles,
+            engine=self.engine, at_once=self.at_once, planner=self.planner, runner=self, info=info,
         )  # fmt: skip
-        await (await self._strategy_for(run)).train(run)
+        if blueprint.whole_because and self.strategy.cuts() and not self.strategy.plans:
+            raise CandidateError(
+                f"the candidate cannot be cut: {blueprint.whole_because}", "use strategy 'whole' or 'auto'"
+            )
+        await self.strategy.train(run)
         if blueprint.keep == "best":
             best = max if run.maximize else min
             return Outcome(Status.COMPLETE, best(run.judged, key=lambda values: values[0]))
         return Outcome(Status.COMPLETE, run.judged[-1])
 
-    async def _strategy_for(self, run: _Run) -> Strategy:
-        """The search's strategy; `whole` for a candidate that cannot be cut, where the choice is ours."""
-        because = run.blueprint.whole_because
-        if not because or not self.strategy.builds_apart:
-            return self.strategy
-        chosen = self.settings.strategy
-        if (chosen if isinstance(chosen, str) else chosen.get("name")) != "auto":
-            raise CandidateError(f"the candidate cannot be cut: {because}", "use strategy 'whole' or 'auto'")
-        held = await run.unit("pack", pack_held, run.attempt, role=Role.BUILDER, worker=run.candidacy.worker)
-        run.candidacy = Candidacy(None, held.value)
-        return Whole()
+    def _held(self, worker: int | None) -> bool:
+        return worker is not None and worker == self.engine.builder
 
+    async def bring(self, run: AttemptRun, *, apart: bool, anew: bool) -> Candidacy:
+        """Have a candidate in the builder, or where a device can take it; built again where it is elsewhere."""
+        where = run.candidacy
+        if not anew and where.held == apart:
+            return where
+        if not anew and where.parcel is not None:
+            return Candidacy(None, where.parcel)  # packed before a later build could change what it was built of
+        if not anew and where.held:
+            try:
+                packed = await run.unit("pack", pack_held, run.attempt, role=Role.BUILDER, worker=where.worker)
+                return Candidacy(None, packed.value)
+            except UnitFailed as error:
+                self._refuse_builder(error.failure.message)
+        self.engine.drop(run.attempt)
+        if apart:
+            result = await self._build_unit(run.info, build_and_hold, Role.BUILDER)
+        else:
+            result = await self._build_unit(run.info, build_here, Role.DEVICE, run.memory)
+        return Candidacy(result.worker, held=apart)
 
-@dataclass
-class _Run(TrialRun):
-    """A strategy's view of an attempt, joined to the study and the display."""
-
-    runner: TrialRunner
-    judged: list[tuple[float, ...]] = field(default_factory=list)
-    _saved: float = field(default_factory=time.monotonic)
-    _save_seconds: float = 0.0
-
-    def deadline(self, kind: str) -> float | None:
-        return self.runner.deadlines.of(kind)
-
-    def measured(self, kind: str, seconds: float) -> None:
-        self.runner.deadlines.measured(kind, seconds)
-
-    def progress(self, progress: Progress) -> None:
-        self.runner.on_progress(self.number, self.blueprint, progress)
-
-    def remaining(self, progress: Progress) -> float | None:
-        if not progress.batches_done:
-            return None
-        per_epoch = progress.batches * progress.seconds / progress.batches_done
-        epoch = progress.epoch + progress.batch / progress.batches
-        return expected_remaining(per_epoch, epoch, self.blueprint.epochs, self.runner.survival)
-
-    def planned(self, strategy: str, shards: int, plan: dict[str, Any] | None = None) -> None:
-        facts = self.runner.facts[self.number]
-        facts.strategy, facts.shards, facts.plan = strategy, shards, plan
-
-    def worked(self, device: str, steps: Sequence[StepRecord]) -> None:
-        study = self.runner.study
-        study.post(study.study.steps, self.number, self.attempt, device, None, summed(steps))
-
-    def spilled(self, read: int, written: int) -> None:
-        facts = self.runner.facts[self.number]
-        facts.read_bytes += read
-        facts.written_bytes += written
-
-    def communicated(self, size: int) -> None:
-        self.runner.facts[self.number].communicated_bytes += size
-
-    def note(self, kind: str, message: str) -> None:
-        logger.info("trial %d: %s", self.number, message)
-        study = self.runner.study
-        study.post(study.study.event, self.number, kind, message)
-
-    async def report(self, epoch: int, metrics: dict[str, float]) -> None:
-        pruned = await self._record(epoch, metrics)
-        self.runner.survival.reported(epoch)
-        if pruned:
-            self.runner.survival.pruned(epoch)
-            raise Pruned
-
-    async def restored(self, history: list[dict[str, float]], notes: tuple[str, ...]) -> None:
-        study = self.runner.study
-        for note in notes:
-            logger.info("trial %d: %s", self.number, note)
-            study.post(study.study.event, self.number, "checkpoint", note)
-        for epoch, metrics in enumerate(history):
-            await self._record(epoch, metrics)
-
-    async def _record(self, epoch: int, metrics: dict[str, float]) -> bool:
-        self.judged.append(tuple(metrics[name] for name in self.runner.settings.metrics))
-        study = self.runner.study
-        return await study.call(study.study.epoch, self.number, epoch, metrics)
-
-    def checkpoint_due(self) -> bool:
-        pause = max(self.runner.settings.checkpoint_seconds, self._save_seconds / CHECKPOINT_SHARE)
-        return self.runner.stopping() or time.monotonic() - self._saved > pause
-
-    def checkpoint_made(self, step: int, size: int, seconds: float) -> None:
-        self._saved, self._save_seconds = time.monotonic(), seconds
-        self.runner.facts[self.number].checkpoints += 1
-        study = self.runner.study
-        study.post(study.study.checkpoint, self.number, step, size, seconds)
-
-    def checkpoint_failed(self, reason: str) -> None:
-        self._saved = time.monotonic()
-        self.runner.show(f"trial {self.number} is not checkpointed: {reason}")
-        study = self.runner.study
-        study.post(study.study.event, self.number, "checkpoint", reason)
-
-    def out_of_time(self) -> bool:
-        return self.runner.out_of_time()
-
-    def stop_here(self) -> None:
-        if self.number in self.runner.study.study.stopped:
-            raise Pruned
-        if self.runner.stopping():
-            raise Interrupted
+    def _refuse_builder(self, because: str) -> None:
+        self.builder_refused = because
+        logger.info("candidates are built on devices from now on, as they cannot be sent: %s", because)
 
 
 def outcome_of(failure: Failure) -> Outcome:

@@ -13,6 +13,8 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -20,7 +22,7 @@ import optuna
 from hydra_tune.actions import Obeying
 from hydra_tune.attempts import Ended, TrialRunner
 from hydra_tune.builds import write_source
-from hydra_tune.devices import Device, parse_devices
+from hydra_tune.devices import Device, cores, parse_devices
 from hydra_tune.display import Display, make_display
 from hydra_tune.engine.engine import SLOTS, Engine
 from hydra_tune.engine.scheduler import POLICIES
@@ -29,12 +31,19 @@ from hydra_tune.errors import SearchFailed
 from hydra_tune.files import run_directories
 from hydra_tune.interrupts import Signals, run_in_event_loop
 from hydra_tune.makespan import Makespan
+from hydra_tune.planning.admission import Admission, Room, is_low
+from hydra_tune.planning.planner import Planner
+from hydra_tune.planning.pool import Pool
+from hydra_tune.planning.rates import known_rates
+from hydra_tune.planning.survey import Survey
 from hydra_tune.result import SearchResult
 from hydra_tune.sampling import make_pruner, make_sampler, trial_limit
 from hydra_tune.settings import SearchSettings, make_settings
 from hydra_tune.source import Build, PickledSource, Source
+from hydra_tune.spill_watch import SpillWatch
 from hydra_tune.states import Outcome, Status
 from hydra_tune.storage.details import POOL
+from hydra_tune.strategies.base import Strategy
 from hydra_tune.strategies.registry import resolve
 from hydra_tune.study import Asked, OwnedStudy
 from hydra_tune.study_thread import StudyThread
@@ -58,7 +67,7 @@ def search(
     devices: str = "auto",
     device_memory: str | int | None = None,
     spill: str | None = None,
-    strategy: str | Mapping[str, Any] = "auto",
+    strategy: str | Mapping[str, Any] | Sequence[Any] = "auto",
     sampler: str | optuna.samplers.BaseSampler | None = "tpe",
     pruner: str | optuna.pruners.BasePruner | None = None,
     seed: int | None = None,
@@ -129,6 +138,12 @@ class Search:
     """For what processes hand to each other: the first one, and where spilled state goes when that is full."""
     space: Any = None
     hint: str = ""
+    strategy: Strategy | None = None
+    """By default that of the settings."""
+    profiles: Path | None = None
+    """Where the measured costs of models are kept; by default with the study's files."""
+    surveys: dict[int, Survey] | None = None
+    """To be filled with what looks at candidates show."""
     interrupted: bool = False
     failures: list[Outcome] = field(default_factory=list)
     others: int = 0
@@ -141,16 +156,22 @@ class Search:
         self._stop = asyncio.Event()
         self._more = asyncio.Event()
         """Set when the study has got more trials than before."""
+        self._running: set[asyncio.Task[None]] = set()
+        self._finished = 0
+        self._candidates_seen = False
         self._announcements: set[asyncio.Task[None]] = set()
         self._broken: Exception | None = None
         self._deadline = None if self.settings.timeout is None else time.monotonic() + self.settings.timeout
-        self._strategy = resolve(self.settings.strategy, budgeted=self.settings.device_memory is not None)
+        self._strategy = self.strategy or resolve(
+            self.settings.strategy, budgeted=self.settings.device_memory is not None
+        )
         self.makespan = Makespan(len(self.devices), chains=not self._strategy.spans_devices)
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self.interrupted:
             self._interrupt()
         at_once = min(self.settings.trials, self._concurrency)
         folder = self.source.folder()
+        lazy = POLICIES[self._strategy.policy].lazy
         engine = Engine(
             self.devices,
             observer=self,
@@ -159,9 +180,12 @@ class Search:
             python_path=[folder] if folder else [],
             expect=at_once,
             policy=POLICIES[self._strategy.policy],
-            slots=1 if POLICIES[self._strategy.policy].lazy or self._strategy.gangs else SLOTS,
-            warm=self._strategy.builds_apart,
+            slots=1 if lazy or self._strategy.gangs or self._strategy.spans_devices else SLOTS,
+            slots_alone=1 if self._strategy.gangs else SLOTS,
+            warm=self._strategy.builds_apart or self._strategy.plans,
         )
+        cpus = [device.memory for device in self.devices if device.torch_device == "cpu"]
+        admission = Admission(Room.here(self.directories, sum(cpus)), self.display.show)
         thread = StudyThread(lambda: OwnedStudy(self.settings, self.space, self.source))
         with Signals(self._interrupt, self.display.restore_terminal):
             # The workers import torch while the database is opened.
@@ -174,9 +198,14 @@ class Search:
                     engine=engine,
                     study=thread,
                     at_once=at_once,
+                    admission=admission,
+                    surveys=self.surveys,
+                    planner=self._planner(admission.room) if self._strategy.plans else None,
                     files=thread.study.files,
+                    profiles=self.profiles or thread.study.files.profiles,
                     stopping=self._stop.is_set,
                     out_of_time=self._ends_trials,
+                    on_candidates=self._expect_candidates,
                     on_progress=self.display.trial_progress,
                     show=self.display.show,
                 )
@@ -187,31 +216,50 @@ class Search:
                 if self._broken is not None:
                     raise self._broken
 
+    def _planner(self, room: Room) -> Planner:
+        pool = Pool.of(self.devices, host_bytes=room.host, disk_bytes=room.disk, cores=cores())
+        known = known_rates()
+        crowding = known.crowding if known is not None and pool.cpu and pool.devices > 1 else 1.0
+        return Planner(pool, self._rivals, crowding=crowding)
+
+    def _expect_candidates(self) -> None:
+        """Trials are built apart from their devices from now on: one more can be in flight."""
+        if not self._candidates_seen:
+            self._candidates_seen = True
+            self._more.set()
+
+    def _rivals(self) -> int:
+        """Trials that want devices: those in flight, and those to come as far as there is room for them."""
+        to_come = max(0, self._limit - self._finished - len(self._running)) if self._may_ask(0) else 0
+        return min(self._concurrency, len(self._running) + to_come)
+
     async def _run_trials(self) -> None:
         owned = self.study.study
         waiting: list[Asked] = await self.study.call(owned.interrupted)
-        finished: int = await self.study.call(owned.finished)
+        self._finished = await self.study.call(owned.finished)
         self.runner.tidy_left_overs({asked.number for asked in waiting})
-        self.display.search_started(owned.study_id, finished)
+        self.display.search_started(owned.study_id, self._finished)
         if self.hint:
             self.display.show(self.hint)
         self.study.post(owned.event, None, POOL, json.dumps({device.name: device.memory for device in self.devices}))
         if self._limit < self.settings.trials:
             self.display.show(f"the grid has {self._limit} points: the search ends there")
-        running: set[asyncio.Task[None]] = set()
+        running = self._running
         stopping = asyncio.create_task(self._stop.wait())
         more = asyncio.create_task(self._more.wait())
         actions = Obeying(self, self.study)
         obeying = asyncio.create_task(actions.until_cancelled(), name="actions")
+        spill = SpillWatch(self.directories, partial(self.study.post, owned.spilled), self._lies)
+        watching = asyncio.create_task(spill.until_cancelled(), name="spill store")
         try:
             while not self._stop.is_set():
-                while len(running) < self._concurrency and (waiting or self._may_ask(finished + len(running))):
+                while self._has_room(running) and (waiting or self._may_ask(self._finished + len(running))):
                     asked = waiting.pop(0) if waiting else await self.study.call(owned.ask)
                     running.add(asyncio.create_task(self._run_trial(asked), name=f"trial {asked.number}"))
                 if not running:
                     # What was asked before the search began or at its last moment still counts.
                     await actions.look()
-                    if not self._may_ask(finished):
+                    if not self._may_ask(self._finished):
                         return
                     continue
                 done, _ = await asyncio.wait({*running, stopping, more}, return_when=asyncio.FIRST_COMPLETED)
@@ -220,21 +268,30 @@ class Search:
                     more = asyncio.create_task(self._more.wait())
                 for task in done & running:
                     task.result()
-                    finished += 1
+                    self._finished += 1
                 running -= done
             # Candidates checkpoint and stop by themselves after their slice; an objective cannot be asked to.
             await asyncio.wait([stopping, *running], timeout=STOP_SECONDS)
         finally:
-            for waiter in (stopping, more, obeying):
+            for waiter in (stopping, more, obeying, watching):
                 waiter.cancel()
             for task in running:
                 task.cancel()
-            await asyncio.gather(*running, obeying, return_exceptions=True)
+            await asyncio.gather(*running, obeying, watching, return_exceptions=True)
+            spill.ended()
+
+    def _has_room(self, running: set[asyncio.Task[None]]) -> bool:
+        """Whether one more trial may begin; while the machine is short of memory, only when none runs."""
+        return len(running) < self._concurrency and not (running and is_low())
 
     @property
     def _concurrency(self) -> int:
         # One more than devices where trials move: while one is cut or saved in the builder, every device has another.
-        return self.settings.concurrency or self._strategy.trials_at_once(len(self.devices))
+        if self.settings.concurrency is not None:
+            return self.settings.concurrency
+        if self._strategy.plans and not self._strategy.builds_apart and not self._candidates_seen:
+            return len(self.devices)  # an objective takes a device each, and candidates are not known to come yet
+        return self._strategy.trials_at_once(len(self.devices))
 
     @property
     def _limit(self) -> int:
@@ -337,6 +394,11 @@ class Search:
             if unit.recorded:
                 self.study.post(self.study.study.unit, unit, result)
         self.display.unit_ended(unit, result)
+
+    def _lies(self, number: int, size: int) -> None:
+        facts = self.runner.facts.get(number)
+        if facts is not None:
+            facts.lies(size)
 
     def worker_line(self, device: str, line: str) -> None:
         self.display.show(f"[{device}] {line}")

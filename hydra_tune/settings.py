@@ -33,7 +33,7 @@ class SearchSettings:
     devices: str = "auto"
     device_memory: str | int | None = None
     spill: str | None = None
-    strategy: str | Mapping[str, Any] = "auto"
+    strategy: str | Mapping[str, Any] | Sequence[Any] = "auto"
     sampler: Any = "tpe"
     pruner: Any = None
     seed: int | None = None

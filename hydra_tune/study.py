@@ -326,5 +326,8 @@ class OwnedStudy:
     def checkpoint(self, number: int, step: int, size: int, seconds: float) -> None:
         self.records.checkpoint(number, step, size, seconds)
 
+    def spilled(self, sampled: float, host_bytes: int, disk_bytes: int) -> None:
+        self.records.spilled(sampled, host_bytes, disk_bytes)
+
     def event(self, number: int | None, kind: str, message: str) -> None:
         self.records.event(number, kind, message)

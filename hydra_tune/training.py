@@ -91,6 +91,11 @@ class Training:
         """The most that this trial's tensors took at once."""
         return self._tensors.peak
 
+    @property
+    def resident_bytes(self) -> int:
+        """What this trial's tensors take now; known while they are counted."""
+        return self._tensors.live
+
     def train_for(self, seconds: float) -> Progress:
         """Train until the time is up or the epoch ends, at least one batch."""
         end = time.perf_counter() + seconds
@@ -180,9 +185,9 @@ class Training:
         """All that is needed to go on from here in another process, on the same batch."""
         pending = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         tensors = {"tensors": self.named_tensors(), "gradients": pending, "optimizer": self.optimizer.state_dict()}
-        return {**tensors, **self._rest()}
+        return {**tensors, **self.rest()}
 
-    def _rest(self) -> dict[str, Any]:
+    def rest(self) -> dict[str, Any]:
         """The state but for the tensors and the optimizer."""
         return {
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
@@ -196,7 +201,7 @@ class Training:
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer, a tied one once."""
-        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return named_tensors(self.model)
 
     def data_shape(self) -> tuple[int, int, int]:
         return self.batches.rows, self.batches.size, len(self.batches)
@@ -230,7 +235,7 @@ class Training:
         self._restore_rest(state)
 
     def _restore_rest(self, state: dict[str, Any]) -> None:
-        """The counterpart of `_rest`."""
+        """The counterpart of `rest`."""
         for name, module in self._with_extra_state():
             module.set_extra_state(state["extra"][name])
         if self.scheduler is not None:
@@ -273,19 +278,25 @@ class Training:
             self._random.restore(self.device)
             for position in range(len(self.valid)):
                 inputs, targets = move(self.valid.fetch(0, position), self.device)
-                outputs = self.forward(inputs)
-                for name, value in self._judge(outputs, targets).items():
+                for name, value in self.judge_batch(inputs, targets).items():
                     sums[name] = sums.get(name, 0.0) + value * self.valid.rows_at(position)
         means = {name: total / self.valid.rows for name, total in sums.items()}
         if not math.isfinite(means["loss"]):
             raise Diverged("the validation loss", means["loss"], self.steps)
         return means
 
-    def _judge(self, outputs: Any, targets: Any) -> dict[str, float]:
+    def judge_batch(self, inputs: Any, targets: Any) -> dict[str, float]:
+        """Loss and metrics of one batch, in whatever mode the model is."""
+        outputs = self.forward(inputs)
         judged = {"loss": float(self.candidate.loss(outputs, targets))}
         for name, metric in self.candidate.metrics.items():
             judged[name] = as_number(metric(outputs, targets), f"metric {name!r}")
         return judged
+
+
+def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer of a model, a tied one once."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 @contextmanager

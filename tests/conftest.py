@@ -22,6 +22,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder of a test, so that default databases and files land there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HYDRA_TUNE_STORAGE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
 
@@ -63,5 +64,7 @@ def nothing_leaks(own_folder: Path) -> Iterator[None]:
         left = probe() - there
         assert not left, f"the test left behind ({probe.__name__.strip('_')}): {left}"
     changed = {k for k in os.environ.keys() | environment.keys() if os.environ.get(k) != environment.get(k)}
-    changed = {name for name in changed if not name.startswith(("PYTEST_", "TORCHINDUCTOR_", "KMP_"))}
+    # What the fixture above has set may be undone by a test that undoes its own changes.
+    ours = ("PYTEST_", "TORCHINDUCTOR_", "KMP_", "XDG_CACHE_HOME")
+    changed = {name for name in changed if not name.startswith(ours)}
     assert not changed, f"the test changed the environment: {changed}"

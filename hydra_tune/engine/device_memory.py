@@ -62,6 +62,8 @@ class DeviceMemory:
 
     def __init__(self, budget: int, device: torch.device, *, prefetch: bool = True) -> None:
         self.budget = budget
+        """What it may take now."""
+        self._most = budget
         self.device = device
         self.peak = 0
         self.hits = 0
@@ -89,6 +91,18 @@ class DeviceMemory:
         if self._thread is not None:
             self._wanted.put(None)
             self._thread.join()
+
+    def limit(self, size: int) -> None:
+        """Take at most so many bytes from here on, and never more than the device's own budget."""
+        with self._lock:
+            self._reserved = 0  # of a step that is over
+            self.budget = min(size, self._most)
+            self._make_room(0)
+
+    def lower(self, share: float) -> None:
+        """The device has less than its budget says."""
+        self._most = int(self._most * share)
+        self.limit(self.budget)
 
     def begin_measuring(self) -> None:
         """Forget the peak of earlier units."""
@@ -170,12 +184,13 @@ class DeviceMemory:
             # After the wait: the transfer thread may have written the block to make room.
             files.delete(key)
 
-    def flush(self, files: SpillFiles) -> None:
-        """Write every changed block of a trial to its files; the blocks stay."""
+    def flush(self, files: SpillFiles, *, leave_out: str | None = None) -> None:
+        """Write every changed block of a trial to its files, but for keys that begin so; the blocks stay."""
         with self._lock:
             for block in self._of(files):
-                self._wait_for(block)
-                self._write(block)
+                if leave_out is None or not block.key.startswith(leave_out):
+                    self._wait_for(block)
+                    self._write(block)
 
     def forget(self, files: SpillFiles, *, outdated_only: bool = False) -> None:
         """Drop a trial's blocks without writing them; or only those of which its files have another version."""

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from hydra_tune.devices import Device
 from hydra_tune.engine import messages
-from hydra_tune.engine.gangs import Gang, Seats, store_path
+from hydra_tune.engine.gangs import Gang, Seat, Seats, store_path
 from hydra_tune.engine.jobs import CallReply, Job, Load, Observer, WorkerState
 from hydra_tune.engine.process import WorkerProcess
 from hydra_tune.engine.reaper import Reaper
 from hydra_tune.engine.scheduler import POLICIES, Policy, Ready, ReadyUnits
-from hydra_tune.engine.unit import Failure, Role, Unit, UnitFailed, UnitHung, UnitResult
+from hydra_tune.engine.unit import Failure, Memory, Role, Unit, UnitFailed, UnitHung, UnitResult
 from hydra_tune.errors import HydraTuneError, WorkerLost
 
 logger = logging.getLogger(__name__)
@@ -50,12 +50,15 @@ class Engine:
         overflow: Sequence[str] = (),
         policy: Policy = POLICIES["fair"],
         slots: int = SLOTS,
+        slots_alone: int | None = None,
         warm: bool = False,
     ) -> None:
         """`expect` is how many units are likely to be ready at once: so many workers start now, others when needed.
 
         With `slots=1` a worker gets its next unit only when it is idle: a policy that would rather stay with a trial
-        can then wait for that trial's next unit. `warm` workers get ready for training before their first unit comes.
+        can then wait for that trial's next unit, and of several trials in stages none is kept waiting by a unit of
+        another that was handed out too early. `slots_alone` holds while only one trial has units. `warm` workers get
+        ready for training before their first unit comes.
         """
         self.devices = tuple(devices)
         self.observer = observer
@@ -67,6 +70,7 @@ class Engine:
         self._ready = ReadyUnits(policy)
         self._seats = Seats()
         self._slots = slots
+        self._slots_alone = slots if slots_alone is None else slots_alone
         self._warm = warm
         self.overflow = tuple(overflow)
         self._home: dict[str, int] = {}
@@ -78,6 +82,8 @@ class Engine:
         self._broken: HydraTuneError | None = None
         self._watchers: set[asyncio.Task[None]] = set()
         self._closing = False
+        self._freed = asyncio.Event()
+        """Set when an attempt gives up what it held of a device."""
 
     async def __aenter__(self) -> Engine:
         self._reaper = Reaper()
@@ -164,6 +170,35 @@ class Engine:
         found = {worker.device: worker.id for worker in self._workers.values() if worker.role is Role.DEVICE}
         return tuple(found[device] for device in self.devices)
 
+    async def reserve(self, attempt: str, memory: Memory) -> None:
+        """Wait until every device has room for an attempt, and keep it for it: parts of it go to all of them."""
+        self.workers_of_all_devices()
+        while min(self.room(attempt)) < memory.needs:
+            self._freed.clear()
+            await self._freed.wait()
+        for worker in self._workers.values():
+            if worker.role is Role.DEVICE:
+                worker.held[attempt] = memory
+                worker.resident.add(attempt)  # so that it is dropped there too
+
+    def let_go(self, attempt: str) -> None:
+        """An attempt needs its place on no device for the time being; what it has there can be spilled."""
+        for worker in self._workers.values():
+            worker.held.pop(attempt, None)
+        self._freed.set()
+        if self._waiting:
+            self._dispatch()
+
+    @property
+    def builder(self) -> int | None:
+        """The builder's worker, where there is one."""
+        return next((worker.id for worker in self._workers.values() if worker.role is Role.BUILDER), None)
+
+    def room(self, attempt: str) -> tuple[int, ...]:
+        """What others leave of each device, in their order, as far as it is known what they hold."""
+        beside = {w.device: w.free_beside(attempt) for w in self._workers.values() if w.role is Role.DEVICE}
+        return tuple(beside.get(device, device.memory) for device in self.devices)
+
     def load(self, attempt: str) -> Load:
         """How busy the devices are, as an attempt sees it that could do with more or fewer of them."""
         workers = [worker for worker in self._workers.values() if worker.role is Role.DEVICE]
@@ -182,7 +217,11 @@ class Engine:
         for worker in self._workers.values():
             if attempt in worker.resident and role in (None, worker.role):
                 worker.resident.discard(attempt)
+                worker.held.pop(attempt, None)
                 worker.process.send(messages.Drop(attempt))
+        self._freed.set()
+        if self._waiting and not self._closing:
+            self._dispatch()  # somebody may have waited for the room
 
     def _forget(self, job: Job) -> None:
         """After a job ended or its caller gave up: take it out of the queue, or out of its worker's next slot."""
@@ -232,6 +271,7 @@ class Engine:
         """Wait for a worker's end; then fail what it had and start another in its place."""
         await worker.process.closed()
         del self._workers[worker.id]
+        self._freed.set()
         how = worker.process.reap()
         if self._closing:
             return
@@ -293,10 +333,18 @@ class Engine:
         """Fill running slots first, then next slots, so that no worker idles while another one queues."""
         self._start_needed_workers()
         self._start_gang()
-        for depth in range(self._slots):
+        for depth in range(self._depth()):
             for worker in list(self._workers.values()):
                 if len(worker.jobs) == depth:
                     self._hand_out(worker)
+
+    def _depth(self) -> int:
+        """How many units a worker may have at a time."""
+        if self._slots == self._slots_alone:
+            return self._slots
+        given = (job for worker in self._workers.values() for job in worker.jobs.values())
+        attempts = {job.unit.attempt for job in (*self._waiting.values(), *given) if job.unit.role is Role.DEVICE}
+        return self._slots if len(attempts) > 1 else self._slots_alone
 
     def _enqueue(self, job: Job) -> None:
         """The job waits for a worker; a member of a gang, while another gang is being seated, for that first."""
@@ -314,7 +362,7 @@ class Engine:
         return Ready(
             key=job.id, trial=unit.trial, attempt=unit.attempt, role=unit.role, worker=unit.worker,
             home=home, remaining=unit.remaining, arrival=job.arrival,
-            last_turn=self._last_turn.get(unit.attempt, -1),
+            last_turn=self._last_turn.get(unit.attempt, -1), memory=unit.memory,
         )  # fmt: skip
 
     def _hand_out(self, worker: WorkerState) -> None:
@@ -330,10 +378,21 @@ class Engine:
         self._last_turn[unit.attempt] = next(self._turn)
         for other in self._ready.of_attempt(unit.attempt):  # the trial has had its turn
             self._ready.add(self._as_ready(self._waiting[other.key]))
+        if unit.memory is not None:
+            worker.held[unit.attempt] = unit.memory
         if job.gang is None:
-            worker.process.send(messages.Run(job.id, unit.attempt, unit.work, unit.args))
+            worker.process.send(self._run_message(worker, job))
         else:
             self._take_seat(worker, job.id, job.gang)
+
+    @staticmethod
+    def _run_message(worker: WorkerState, job: Job, seat: Seat | None = None) -> messages.Run:
+        unit, blocks = job.unit, None
+        if worker.role is Role.DEVICE:
+            blocks = worker.room_beside(unit.attempt)
+            if unit.memory is not None and not unit.memory.spills:
+                blocks -= unit.memory.needs
+        return messages.Run(job.id, unit.attempt, unit.work, unit.args, seat, blocks)
 
     def _next_for(self, worker: WorkerState) -> Job | None:
         if any(job.gang is not None and not job.gang.started for job in worker.jobs.values()):
@@ -372,8 +431,7 @@ class Engine:
             return
         gang.started = True
         for key, worker in seated.items():
-            unit = worker.jobs[key].unit
-            worker.process.send(messages.Run(key, unit.attempt, unit.work, unit.args, gang.seat_of(key)))
+            worker.process.send(self._run_message(worker, worker.jobs[key], gang.seat_of(key)))
         self._hand_out_seats(self._seats.leave(gang))
 
     def _hand_out_seats(self, jobs: Iterable[int]) -> None:
@@ -428,7 +486,7 @@ class Engine:
             else:
                 job.future.set_exception(UnitFailed(done.failure))
         self.observer.unit_ended(job.unit, result)
-        if self._slots == 1:
+        if self._depth() == 1:
             # After whoever awaited the unit: the trial's next one is then among those to choose from.
             asyncio.get_running_loop().call_soon(self._dispatch)
         else:

@@ -12,7 +12,7 @@ from hydra_tune.engine import messages
 from hydra_tune.engine.gangs import Gang
 from hydra_tune.engine.process import WorkerProcess
 from hydra_tune.engine.scheduler import WorkerView
-from hydra_tune.engine.unit import Failure, Role, Unit, UnitResult
+from hydra_tune.engine.unit import Failure, Memory, Role, Unit, UnitResult
 
 Answer: TypeAlias = Callable[[Any, Failure | None], None]
 
@@ -73,9 +73,20 @@ class WorkerState:
     current: str | None = None
     """The attempt whose unit it was given last."""
     ready: bool = False
+    held: dict[str, Memory] = field(default_factory=dict)
+    """What attempts take of its device, as far as that is known."""
 
     def view(self) -> WorkerView:
-        return WorkerView(self.id, self.role, self.current)
+        return WorkerView(self.id, self.role, self.current, self.device.memory, self.held)
+
+    def room_beside(self, attempt: str) -> int:
+        """What others leave of the device while the attempt runs."""
+        return self.device.memory - sum(memory.holds for other, memory in self.held.items() if other != attempt)
+
+    def free_beside(self, attempt: str) -> int:
+        """What others leave of the device whichever of them runs."""
+        others = [memory for other, memory in self.held.items() if other != attempt]
+        return self.room_beside(attempt) - max((memory.needs - memory.holds for memory in others), default=0)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ class Run:
     args: tuple[Any, ...]
     seat: Seat | None = None
     """Its place in a gang, where it runs with others."""
+    blocks: int | None = None
+    """What the device's block memory may take meanwhile, where that is known."""
 
 
 @dataclass(frozen=True)

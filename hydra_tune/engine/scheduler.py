@@ -12,12 +12,12 @@ units are bound to and one for those that may go anywhere, and what was taken ou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
-from hydra_tune.engine.unit import Role
+from hydra_tune.engine.unit import Memory, Role
 
 SLACK_SECONDS = 5.0
 """How much longer another trial may have to go before a lazy worker leaves its own."""
@@ -33,6 +33,23 @@ class WorkerView:
     role: Role
     current: str | None = None
     """The attempt of which it ran a unit last."""
+    memory: int = 0
+    """Bytes of its device."""
+    held: Mapping[str, Memory] = field(default_factory=dict)
+    """What attempts take of it."""
+
+    def has_room(self, attempt: str, wanted: Memory) -> bool:
+        """Whether a trial can come here: whoever runs has what it needs beside what all others hold.
+
+        Those that spill take turns in what is left, and one that wants the device to itself goes where nobody is.
+        """
+        if attempt in self.held or not self.held:
+            return True
+        everybody = [*self.held.values(), wanted]
+        if wanted.alone or (any(other.alone for other in self.held.values()) and not wanted.spills):
+            return False
+        held = sum(each.holds for each in everybody)
+        return held + max(each.needs - each.holds for each in everybody) <= self.memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +70,8 @@ class Ready:
     """When it became ready, as a count."""
     last_turn: int = -1
     """When a unit of this trial was last handed out, as a count of hand-outs; -1 for never."""
+    memory: Memory | None = None
+    """What its trial takes of a device; None where nobody knows, and it goes anywhere."""
 
 
 Order: TypeAlias = Callable[[Ready], tuple[float, ...]]
@@ -153,14 +172,21 @@ class _Heap:
         heappush(self.entries, entry)
         self.live += 1
 
-    def first(self, live: dict[Hashable, _Entry]) -> _Entry | None:
-        entries = self.entries
-        while entries:
+    def first(self, live: dict[Hashable, _Entry], worker: WorkerView | None = None) -> _Entry | None:
+        """The first that is live and, where a worker is given, that it has room for."""
+        entries, passed = self.entries, list[_Entry]()
+        found = None
+        while entries and found is None:
             entry = entries[0]
-            if live.get(entry[2].key) is entry:
-                return entry
-            heappop(entries)
-        return None
+            if live.get(entry[2].key) is not entry:
+                heappop(entries)
+            elif worker is not None and not _has_room(entry[2], worker):
+                passed.append(heappop(entries))
+            else:
+                found = entry
+        for entry in passed:
+            heappush(entries, entry)
+        return found
 
     def lost_one(self, live: dict[Hashable, _Entry]) -> None:
         """An entry has left `live`. Too many dead ones are swept out, so that memory stays with the living."""
@@ -239,7 +265,7 @@ class ReadyUnits:
         return None if entry is None else entry[2]
 
     def _choice(self, worker: WorkerView) -> _Entry | None:
-        best = self._first(self._pools, worker.role, worker.worker, None)
+        best = self._first(self._pools, worker)
         return self._spare_a_move(best, worker) if best is not None and self.policy.lazy else best
 
     def _spare_a_move(self, best: _Entry, worker: WorkerView) -> _Entry:
@@ -249,15 +275,15 @@ class ReadyUnits:
             own = [entry for entry in self._attempts.get(worker.current, {}).values() if can_run(entry[2], worker)]
             if own and _behind(longest, min(own)) <= self.policy.slack:
                 return min(own)
-        near = self._first(self._homes, worker.role, worker.worker, None)
+        near = self._first(self._homes, worker)
         return near if near is not None and _behind(longest, near) <= self.policy.move_slack else best
 
-    def _first(self, pools: dict[_Pool, _Heap], role: Role, *places: int | None) -> _Entry | None:
-        """The first in order of the pools of these places."""
+    def _first(self, pools: dict[_Pool, _Heap], worker: WorkerView) -> _Entry | None:
+        """The first in order of what is bound to the worker and of what may go anywhere."""
         best = None
-        for place in places:
-            heap = pools.get((role, place))
-            entry = heap.first(self._live) if heap is not None else None
+        for place in (worker.worker, None):
+            heap = pools.get((worker.role, place))
+            entry = heap.first(self._live, worker) if heap is not None else None
             if entry is not None and (best is None or entry < best):
                 best = entry
         return best
@@ -269,8 +295,14 @@ class ReadyUnits:
 
 
 def can_run(ready: Ready, worker: WorkerView) -> bool:
-    """Whether `worker` may take the unit: the right kind of process, and the right one where it is bound."""
-    return ready.role == worker.role and ready.worker in (None, worker.worker)
+    """Whether `worker` may take the unit: the right kind of process, the right one where it is bound, else one with
+    room."""
+    return ready.role == worker.role and ready.worker in (None, worker.worker) and _has_room(ready, worker)
+
+
+def _has_room(ready: Ready, worker: WorkerView) -> bool:
+    """What is bound to a worker has its place there already."""
+    return ready.memory is None or ready.worker is not None or worker.has_room(ready.attempt, ready.memory)
 
 
 def _heap(pools: dict[_Pool, _Heap], pool: _Pool) -> _Heap:

@@ -12,6 +12,7 @@ import errno
 import functools
 import json
 import os
+import re
 import shutil
 import threading
 import weakref
@@ -32,6 +33,8 @@ MEMORY_KEPT = 0.1
 _INDEX = "index.json"
 MOST_OPEN = 64
 """Files that stay open, of one trial."""
+_OF_TRIAL = re.compile(r"trial-(\d+)-")
+"""How the names begin of directories that hold a trial's files."""
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -234,6 +237,55 @@ class SpillFiles:
 
     def _path(self, place: int, key: str, slot: int) -> Path:
         return self.places[place] / f"{key.replace('/', '-')}.{slot}"
+
+
+@dataclass(frozen=True)
+class Lying:
+    """Bytes in the files of a trial: on a tmpfs, which is host memory, and on disk."""
+
+    host: int = 0
+    disk: int = 0
+
+
+def lying(places: Sequence[Path]) -> dict[int, Lying]:
+    """What lies in the files of each trial, by its number, while others write there.
+
+    A file that no block needs any more counts until it is gone: it takes its room.
+    """
+    found: dict[int, Lying] = {}
+    for place in places:
+        for name in _names_in(place):
+            if (match := _OF_TRIAL.match(name)) is None:
+                continue
+            size, before = _size_of(place / name), found.get(int(match[1]), Lying())
+            host, disk = (size, 0) if _in_memory(place) else (0, size)
+            found[int(match[1])] = Lying(before.host + host, before.disk + disk)
+    return found
+
+
+def _names_in(place: Path) -> list[str]:
+    try:
+        return os.listdir(place)
+    except FileNotFoundError:
+        return []
+
+
+def _size_of(directory: Path) -> int:
+    """Bytes of all files below a directory; what vanishes meanwhile counts for nothing."""
+    size = 0
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    size += _size_of(Path(entry.path))
+                    continue
+                try:
+                    size += entry.stat(follow_symlinks=False).st_size
+                except FileNotFoundError:
+                    continue
+    except FileNotFoundError:
+        return size
+    return size
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -11,6 +11,21 @@ from typing import Any
 from hydra_tune.errors import HydraTuneError
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What a trial takes of a device, in bytes."""
+
+    needs: int
+    """While one of its units runs."""
+    holds: int = 0
+    """Between its units, until it is dropped; what can be spilled does not count."""
+    alone: bool = False
+    """Whether it goes only where no other trial holds anything: it will keep the device busy by itself."""
+    spills: bool = False
+    """Whether its units work in the device's block memory, which gives way to what others hold; such a trial holds
+    nothing, but needs its place while it is ahead of its last commit."""
+
+
 class Role(StrEnum):
     """Which kind of process can run a unit."""
 
@@ -39,6 +54,8 @@ class Unit:
     """Seconds without a sign of life, a call of user code or the end, after which the unit counts as hung."""
     recorded: bool = True
     """Whether it gets a row of its own; else its strategy records many at once."""
+    memory: Memory | None = None
+    """What it takes of its device, where that is known; a unit that is bound to no worker waits for one with room."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hydra_tune.engine.channel import Channel, Closed
 from hydra_tune.engine.messages import (
@@ -45,6 +45,14 @@ COORDINATOR_GONE = 3
 _PR_SET_PDEATHSIG = 1
 
 
+class BlockMemory(Protocol):
+    """What of a device is given to blocks that can be spilled."""
+
+    def limit(self, size: int) -> None:
+        """Take at most so many bytes from here on."""
+        ...
+
+
 class RemoteError(Exception):
     """The coordinator answered a call with an error; its message is the coordinator's."""
 
@@ -66,6 +74,10 @@ class WorkerContext:
         self.unit = -1
         self.cache: dict[Any, Any] = {}
         """What all trials of this worker share, such as data sets."""
+        self.blocks: BlockMemory | None = None
+        """The device's block memory, once a trial has spilled."""
+        self.block_limit: int | None = None
+        """What that may take in the present unit, where the coordinator says so."""
         self._said_alive = 0.0
         self._channel = channel
         self._calls = itertools.count()
@@ -79,6 +91,12 @@ class WorkerContext:
         if time.monotonic() - self._said_alive > 1.0:
             self._said_alive = time.monotonic()
             self.send(Alive(self.unit))
+
+    def limit_blocks(self, size: int | None) -> None:
+        """Let the block memory take at most so many bytes; None where nobody knows what others hold."""
+        self.block_limit = size
+        if size is not None and self.blocks is not None:
+            self.blocks.limit(max(0, size))
 
     def tell(self, unit: int, name: str, *args: Any) -> None:
         """Say something to the coordinator on behalf of a unit, without waiting."""
@@ -162,6 +180,7 @@ class Worker:
         started, clock = time.time(), time.perf_counter()
         value, failure = None, None
         try:
+            context.limit_blocks(run.blocks)
             group.join()
             value = run.work(context, *run.args)
         except SystemExit as error:

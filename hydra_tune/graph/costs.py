@@ -56,6 +56,25 @@ class NodeCost:
     shared: Mapping[str, int] = field(default_factory=dict)
     """Parameters that this node owns and later ones have in `tied`: where owner and user are in one shard, it is there
     once. A tied parameter that no node lists here counts as owned by another shard."""
+    compressed_gradient_bytes: int | None = None
+    """Of the parameters that it owns, where gradients are stored for some of their weights only."""
+    stepless_peak_bytes: int | None = None
+    """What its backward takes for a moment without the steps of its parameters, where that was measured."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What the gradients of its own parameters take while they wait for a step."""
+        return self.parameter_bytes if self.compressed_gradient_bytes is None else self.compressed_gradient_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """All that its own parameters take where everything stays: they, their gradients, optimizer and buffers."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.buffer_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """What it takes for a moment, at most."""
+        return max(self.forward_peak_bytes, self.backward_peak_bytes)
 
     @property
     def seconds(self) -> float:
@@ -156,7 +175,8 @@ def shard_cost(
         activation_bytes=sum(node.activation_bytes for node in own) - already,
         in_bytes=into,
         out_bytes=out,
-        gradient_bytes=waiting + (parameters if deferred else max(node.largest_parameter_bytes for node in own)),
+        gradient_bytes=waiting
+        + (sum(node.gradient_bytes for node in own) if deferred else max(node.largest_parameter_bytes for node in own)),
         forward_working_bytes=max(node.forward_peak_bytes for node in own),
         backward_working_bytes=max(node.backward_peak_bytes for node in own),
     )

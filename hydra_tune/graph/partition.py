@@ -86,10 +86,7 @@ class _Ranges:
         inner = [i + 1 for i, node in enumerate(nodes[:-1]) if node.cut_allowed]
         self.points = [0, *inner, len(nodes)]
         begin, end = np.array(self.points[:-1]), np.array(self.points[1:])
-        gradients = 1 if deferred else 0
-        kept = [
-            n.parameter_bytes * (1 + gradients) + n.optimizer_bytes + n.buffer_bytes + n.activation_bytes for n in nodes
-        ]
+        kept = [n.state_bytes - (0 if deferred else n.gradient_bytes) + n.activation_bytes for n in nodes]
         self.held: Integers = np.cumsum([0, *kept], dtype=np.int64)[[0, *end]]
         self.seconds: Floats = np.cumsum([0.0, *(node.seconds for node in nodes)])[[0, *end]]
         crossing: Integers = np.array([node.boundary_bytes for node in nodes], dtype=np.int64)[end - 1]

@@ -20,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hydra_tune.engine.clock import work_seconds
 from hydra_tune.engine.memory import TensorBytes
 from hydra_tune.graph.capture import Captured, Node, untouched
 from hydra_tune.graph.costs import NodeCost, aligned
@@ -83,7 +84,8 @@ def profile(
                 buffer_bytes=sum(buffers[name] for name in node.buffers),
                 largest_parameter_bytes=max((sizes[name] for name in node.parameters), default=0),
                 activation_bytes=count.activation_bytes, forward_peak_bytes=count.forward_peak_bytes,
-                backward_peak_bytes=count.backward_peak_bytes, boundary_bytes=count.boundary_bytes,
+                backward_peak_bytes=count.backward_peak_bytes, stepless_peak_bytes=count.stepless_peak_bytes,
+                boundary_bytes=count.boundary_bytes,
                 saved_input_bytes=count.saved_input_bytes,
                 cut_allowed=pilot.cut_allowed_after(index)
                 and not _buffers_shared_after(captured.nodes, index, pilot.changed_buffers),
@@ -156,6 +158,7 @@ class _Measured:
     activation_bytes: int = 0
     forward_peak_bytes: int = 0
     backward_peak_bytes: int = 0
+    stepless_peak_bytes: int = 0
     boundary_bytes: int = 0
     saved_input_bytes: int = 0
 
@@ -207,13 +210,13 @@ class _Pilot:
         counter = TensorBytes([*self.model.parameters(), *self.model.buffers(), *_tensors(values)])
         there = counter.live
         saved.begin(_tensors(values))
-        clock = time.perf_counter()
+        clock = work_seconds()
         if counting:
             with counter, saved_tensors_hooks(saved.pack, lambda tensor: tensor):
                 total = self._watched_forward(index, node, entered, last)
         else:
             total = self._forward(node, entered, last)
-        facts.forward_seconds = time.perf_counter() - clock
+        facts.forward_seconds = work_seconds() - clock
         after = {value: entered[value] for value in self.program.crossing(node.stop)}
         facts.activation_bytes, facts.saved_input_bytes = saved.total, saved.total - saved.made
         facts.boundary_bytes = _bytes_of(list(after.values()))
@@ -225,9 +228,11 @@ class _Pilot:
         del given
         self._crossing[index] = _Crossing.of(after)
         floor = counter.live
-        peak, facts.step_seconds, facts.backward_seconds = self._backward(total, after, last, counter, counting)
+        peak, steps = self._backward(total, after, last, counter, counting)
+        facts.step_seconds, facts.backward_seconds = steps.seconds, steps.backward_seconds
         spared = max((p.numel() * p.element_size() for p in self._parameters(node)), default=0)
-        facts.backward_peak_bytes = max(0, peak - floor - spared)
+        facts.stepless_peak_bytes = max(0, peak - floor - spared)
+        facts.backward_peak_bytes = max(0, max(peak, steps.peak) - floor - spared)
         return facts, {value: tree_map(_detached, tree) for value, tree in after.items()}
 
     def _watched_forward(self, index: int, node: Node, entered: dict[int, Any], last: bool) -> Any:
@@ -249,17 +254,17 @@ class _Pilot:
 
     def _backward(
         self, total: Any, after: Mapping[int, Any], last: bool, counter: TensorBytes, counting: bool
-    ) -> tuple[int, float, float]:
-        """The node's backward, each parameter making its step as its gradient is done."""
+    ) -> tuple[int, _StepClock]:
+        """The node's backward, each parameter making its step as its gradient is done; its peak but for the steps."""
+        clock = _StepClock(self, counter)
         roots = [total] if last else [t for t in _tensors(after) if t.grad_fn is not None]
         if not roots or not any(root.requires_grad for root in roots):
-            return 0, 0.0, 0.0
+            return 0, clock
         gradients = [torch.ones_like(root) for root in roots]
-        clock = _StepClock(self)
         trained = [p for p in self.model.parameters() if p.requires_grad]
         hooks = [p.register_post_accumulate_grad_hook(clock) for p in trained]  # type: ignore[no-untyped-call]
         counter.peak = counter.live
-        began = time.perf_counter()
+        began = work_seconds()
         try:
             if counting:
                 with counter:
@@ -269,7 +274,8 @@ class _Pilot:
         finally:
             for hook in hooks:
                 hook.remove()
-        return counter.peak, clock.seconds, time.perf_counter() - began - clock.apart
+        clock.backward_seconds = work_seconds() - began - clock.apart
+        return counter.peak, clock
 
     def cut_allowed_after(self, index: int) -> bool:
         """Whether the values that cross a cut after this node can be handed on; known once all nodes have run.
@@ -319,23 +325,30 @@ def tensors_of(state: Mapping[str, Any]) -> dict[str, tuple[torch.dtype, tuple[i
 class _StepClock:
     """Makes each parameter's step on a copy, and adds up how long that takes."""
 
-    def __init__(self, pilot: _Pilot) -> None:
+    def __init__(self, pilot: _Pilot, counter: TensorBytes) -> None:
         self.pilot = pilot
+        self.counter = counter
+        self.peak = 0
+        """The most that there was in a step, with all else that was there."""
         self.seconds = 0.0
+        self.backward_seconds = 0.0
+        """Of the backward with its steps."""
         self.apart = 0.0
         """Seconds that went into preparing, which a real run does not do."""
 
     def __call__(self, parameter: nn.Parameter) -> None:
-        began = time.perf_counter()
+        began = work_seconds()
         # The state is counted by itself; what the mode that is active counts is what a step takes for a moment.
         with _disable_current_modes():
             optimizer = self.pilot.prepared(parameter)
-        ready = time.perf_counter()
+        ready, before = work_seconds(), self.counter.peak
         if optimizer is not None:
+            self.counter.peak = self.counter.live
             optimizer.step()
+            self.peak, self.counter.peak = max(self.peak, self.counter.peak), before
         parameter.grad = None
         self.apart += ready - began
-        self.seconds += time.perf_counter() - ready
+        self.seconds += work_seconds() - ready
 
 
 class _SavedBytes:
@@ -423,6 +436,3 @@ class _Crossing:
 def _can_cross(leaf: Any) -> bool:
     plain = bool | int | float | str | torch.dtype | torch.device | torch.Tensor
     return leaf is None or isinstance(leaf, plain)
-
-
-# Keeping profiles

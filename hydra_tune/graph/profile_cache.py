@@ -13,7 +13,7 @@ import torch
 from hydra_tune.graph.costs import as_json, from_json
 from hydra_tune.graph.profile import Profile
 
-FORMAT = 7
+FORMAT = 8
 
 
 def profile_key(*facts: Any) -> str:

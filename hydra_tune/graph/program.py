@@ -8,14 +8,18 @@ as they are; only the control flow between them is written down. It holds no ten
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hydra_tune.errors import CandidateError, nearest
+
+HALF = torch.bfloat16
+"""The 16-bit type of mixed precision: with the exponents of float32, so gradients need no scaling."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ class Program:
     """Values that a later operation changes in place: a shard that takes one works on a copy."""
     shapes: tuple[tuple[int, ...], ...] | None = None
     """Where sizes of the inputs became constants: the sizes of their tensors, but for the rows."""
+    mixed: bool = False
+    """Whether operations compute in 16 bits where that does no harm, for weights of which some have 16 bits."""
 
     def check(self, inputs: Sequence[Any]) -> None:
         """Refuse inputs for which the recording may not hold."""
@@ -100,11 +106,12 @@ class Program:
         """Run operations `start` to `stop`, reading and adding to `values`; a value is let go after its last use."""
         ops = self.training if training else self.evaluation
         last = _last_uses(ops, range(start, stop))
-        for index in range(start, stop):
-            values[self.value_of(index)] = _done(ops[index], model, values)
-            for value in last.get(index, ()):
-                if value not in self._used_after(stop):
-                    del values[value]
+        with self._computing(values):
+            for index in range(start, stop):
+                values[self.value_of(index)] = _done(ops[index], model, values)
+                for value in last.get(index, ()):
+                    if value not in self._used_after(stop):
+                        del values[value]
 
     def run_some(
         self, model: nn.Module, values: dict[int, Any], some: Sequence[int], keep: Collection[int], *, training: bool
@@ -112,15 +119,23 @@ class Program:
         """Run some operations, in order; of the values, those in `keep` stay, and any other goes after its last use."""
         ops = self.training if training else self.evaluation
         last = _last_uses(ops, some)
-        for index in some:
-            values[self.value_of(index)] = _done(ops[index], model, values)
-            for value in last.get(index, ()):
-                if value not in keep:
-                    del values[value]
+        with self._computing(values):
+            for index in some:
+                values[self.value_of(index)] = _done(ops[index], model, values)
+                for value in last.get(index, ()):
+                    if value not in keep:
+                        del values[value]
+
+    def _computing(self, values: Mapping[int, Any]) -> AbstractContextManager[Any]:
+        if not self.mixed:
+            return nullcontext()
+        tensors = (leaf for leaf in tree_leaves(list(values.values())) if isinstance(leaf, torch.Tensor))
+        return torch.autocast(next((tensor.device.type for tensor in tensors), "cpu"), dtype=HALF)
 
     def outputs(self, values: Mapping[int, Any]) -> Any:
-        """The model's output from its values."""
-        return fill(self.output, values, None)
+        """The model's output from its values; in full precision, as the loss wants it."""
+        found = fill(self.output, values, None)
+        return in_full(found) if self.mixed else found
 
     @property
     def results(self) -> frozenset[int]:
@@ -144,6 +159,13 @@ class Program:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+
+def in_full(outputs: Any) -> Any:
+    """What a model in mixed precision gives, with its 16-bit tensors in float32."""
+    return tree_map(
+        lambda leaf: leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype == HALF else leaf, outputs
+    )
 
 
 def program_inputs(inputs: Any) -> list[Any]:

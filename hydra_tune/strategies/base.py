@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from hydra_tune.builds import Blueprint
 from hydra_tune.engine.engine import Engine
-from hydra_tune.engine.unit import Role, StepRecord, Unit, UnitResult
+from hydra_tune.engine.unit import Memory, Role, StepRecord, Unit, UnitResult
 from hydra_tune.training import Progress
 
 
@@ -24,8 +24,17 @@ class Pruned(Exception):
     """Raised by `report`: the pruner has ended the trial."""
 
 
+class Reconsidered(Exception):
+    """Raised between units, after a checkpoint: another strategy goes on with the trial."""
+
+
 class Interrupted(Exception):
     """Raised by `stop_here`: the search ends, and the trial goes on when it is resumed."""
+
+
+def never(_progress: Progress) -> bool:
+    """Nobody reconsiders."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,8 @@ class Candidacy:
 
     worker: int | None = None
     parcel: bytes | None = None
+    held: bool = False
+    """Whether that worker is the builder."""
 
 
 @dataclass
@@ -56,6 +67,12 @@ class TrialRun(ABC):
     engine: Engine
     at_once: int
     """How many trials may be on the devices at the same time."""
+    memory: Memory | None = None
+    """What the trial takes of a device, where it was planned."""
+    remaining_at_first: float | None = None
+    """Expected seconds of training, before anything is measured."""
+    reconsider: Callable[[Progress], bool] = never
+    """Whether another strategy is to go on with the trial from here; asked between units."""
 
     async def unit(
         self,
@@ -71,7 +88,8 @@ class TrialRun(ABC):
         result = await self.engine.run(
             Unit(
                 trial=self.number, attempt=self.attempt, kind=kind, work=work, args=args, role=role,
-                worker=worker, remaining=remaining, deadline=self.deadline(kind), recorded=recorded,
+                worker=worker, remaining=self.remaining_at_first if remaining is None else remaining,
+                deadline=self.deadline(kind), recorded=recorded, memory=self.memory if role is Role.DEVICE else None,
             )
         )  # fmt: skip
         self.measured(kind, result.seconds)
@@ -93,13 +111,19 @@ class TrialRun(ABC):
         units = [
             Unit(
                 trial=self.number, attempt=self.attempt, kind=kind, work=work, args=args, worker=worker,
-                remaining=remaining, deadline=self.deadline(kind),
+                remaining=remaining, deadline=self.deadline(kind), memory=self.memory,
             )
             for args, worker in zip(members, workers, strict=True)
         ]  # fmt: skip
         results = await self.engine.run_gang(units)
         self.measured(kind, max(result.seconds for result in results))
         return results
+
+    def room(self) -> tuple[int, ...]:
+        """What the trial may take of each device, if all that are there at the same time get an equal part."""
+        devices = self.engine.devices
+        shares = (device.memory // self.at_once for device in devices)
+        return tuple(min(pair) for pair in zip(shares, self.engine.room(self.attempt), strict=True))
 
     def release_builder(self) -> None:
         """The candidate has arrived on its device: the builder need not hold it any longer."""
@@ -187,6 +211,8 @@ class Strategy(ABC):
     """Whether candidates are built in the builder from the first one on, and wait there to be taken apart."""
     spans_devices: ClassVar[bool] = False
     """Whether a trial can be on several devices at the same time."""
+    plans: ClassVar[bool] = False
+    """Whether it chooses for each trial which strategy trains it."""
     gangs: ClassVar[bool] = False
     """Whether it has units that run on several devices at the same time."""
     policy: str = "fair"
@@ -195,6 +221,10 @@ class Strategy(ABC):
     def trials_at_once(self, devices: int) -> int:
         """How many trials keep so many devices busy."""
         return devices + self.builds_apart
+
+    def cuts(self) -> bool:
+        """Whether it takes models apart, so that one which cannot be cut is not for it."""
+        return self.builds_apart
 
     def check(self, devices: int) -> None:  # noqa: B027 - most strategies run on any number
         """Raise SpecError where it cannot run on so many devices."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from hydra_tune.strategies.base import Pruned, TrialRun
+from hydra_tune.strategies.base import Pruned, Reconsidered, TrialRun, never
 from hydra_tune.training import Progress
 
 SLICE_SECONDS = 1.0
@@ -69,7 +69,7 @@ async def train_epochs(run: TrialRun, candidate: InTraining) -> None:
             if run.out_of_time() and _may_end(run, best):
                 await candidate.save()
                 return
-            await _checkpoint(run, candidate)
+            await _between_units(run, candidate, progress)
         metrics = await candidate.end_epoch(remaining)
         if run.blueprint.keep == "best" and run.better(metrics[run.metric], best):
             best = metrics[run.metric]
@@ -77,7 +77,7 @@ async def train_epochs(run: TrialRun, candidate: InTraining) -> None:
         await run.report(epoch, metrics)
         if run.out_of_time():
             break
-        await _checkpoint(run, candidate)
+        await _between_units(run, candidate, progress, last=epoch + 1 == run.blueprint.epochs)
     await candidate.save()
 
 
@@ -89,11 +89,16 @@ def _may_end(run: TrialRun, best: float | None) -> bool:
     return run.blueprint.keep == "best"
 
 
-async def _checkpoint(run: TrialRun, candidate: InTraining) -> None:
-    if run.checkpoint_due():
+async def _between_units(run: TrialRun, candidate: InTraining, progress: Progress, *, last: bool = False) -> None:
+    """Checkpoint where that is due, stop where the search stops, and let another strategy go on where one is to."""
+    moves = not last and run.reconsider(progress)
+    if moves or run.checkpoint_due():
         saved = await candidate.checkpoint()
         if saved.failure:
             run.checkpoint_failed(saved.failure)
+            moves, run.reconsider = False, never  # without a checkpoint nobody else can go on
         else:
             run.checkpoint_made(saved.step, saved.size, saved.seconds)
     run.stop_here()
+    if moves:
+        raise Reconsidered

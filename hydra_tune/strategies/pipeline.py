@@ -78,9 +78,11 @@ class InStages(InTraining):
     run: TrialRun
     staged: Staged
     order: str
+    devices: Sequence[int]
+    """Which of the engine's devices have a share of it."""
     workers: Sequence[int]
+    """Theirs."""
     builder: int
-    history: list[dict[str, float]]
     random: Random = None
     """Where the random streams stand, for a model that draws from them."""
     step_seconds: list[float] = field(default_factory=list)
@@ -95,24 +97,28 @@ class InStages(InTraining):
         assert builder is not None
         workers = run.engine.workers_of_all_devices()
         wanted = Wanted(
-            strategy.microbatches, strategy.placer, strategy.order,
-            tuple(device.memory // run.at_once for device in run.engine.devices),
+            strategy.microbatches, strategy.placer, strategy.order, run.room(),
         )  # fmt: skip
         result = await run.unit(
             "lay out", units.stage, run.attempt, run.number, run.seed, wanted, run.checkpoints, run.profiles,
             role=Role.BUILDER, worker=builder,
         )  # fmt: skip
-        staged: Staged = result.value
-        if staged.warning:
-            run.note("pipeline", staged.warning)
-        found = cls(run, staged, strategy.order, workers, builder, list(staged.history))
-        found.position = dict(staged.position)
-        found.note_plan()
-        await all_of(run.unit("load", units.load, run.attempt, staged, i, worker=w) for i, w in enumerate(workers))
+        found = cls(run, result.value, strategy.order, range(len(workers)), workers, builder)
+        await found.bring_in()
         return found
 
+    async def bring_in(self) -> None:
+        """Let each device take up its share."""
+        run, staged = self.run, self.staged
+        if staged.warning:
+            run.note("pipeline", staged.warning)
+        self.note_plan()
+        shares = enumerate(self.workers)
+        await all_of(run.unit("load", units.load, run.attempt, staged, i, worker=worker) for i, worker in shares)
+
     def __post_init__(self) -> None:
-        self.position: dict[str, Any] = {}
+        self.position: dict[str, Any] = dict(self.staged.position)
+        self.history = list(self.staged.history)
         self.limits = in_flight(self.staged.stages, self.order, self.staged.microbatches)
         self.users = users_of(self.staged.stages)
         first = len(self.staged.inputs)
@@ -129,7 +135,7 @@ class InStages(InTraining):
             await self._train_batch(remaining)
             self.step_seconds.append(time.perf_counter() - clock)
             del self.step_seconds[:-RECENT]
-            if time.perf_counter() - began >= SLICE_SECONDS:
+            if time.perf_counter() - began >= SLICE_SECONDS and self._may_pause():
                 break
         self._record()
         at = self.position
@@ -160,15 +166,18 @@ class InStages(InTraining):
         at["loss_sum"] += batch.loss * rows
         at["loss_rows"] += rows
 
+    def _may_pause(self) -> bool:
+        return not self.staged.between_steps or self.position["batch"] % self.staged.accumulate == 0
+
     async def _step(self, stepping: bool) -> None:
         """Each device makes its step; where gradients are clipped by the norm of all, that is known first."""
         factor: float | None = 1.0 if stepping else None
         if stepping and self.staged.clip_grad_norm is not None:
-            found = await self._everywhere("norms", units.norms, recorded=False)
+            found = await self.everywhere("norms", units.norms, recorded=False)
             total = math.sqrt(sum(norm**2 for result in found for norm in result.value.values()))
             coefficient = self.staged.clip_grad_norm / (total + 1e-6)
             factor = 1.0 if coefficient >= 1.0 else coefficient  # what is no number stays none, as in torch
-        for result in await self._everywhere("step", units.step, factor, recorded=False):
+        for result in await self.everywhere("step", units.step, factor, recorded=False):
             self._steps.setdefault(result.device, []).append(
                 StepRecord("step", 0, result.started, result.seconds, 0, 0)
             )
@@ -184,7 +193,7 @@ class InStages(InTraining):
         train_loss = at["loss_sum"] / max(at["loss_rows"], 1)
         judged = {"train_loss": train_loss, **(await self._evaluate() or {"loss": train_loss})}
         self._record()
-        await self._everywhere("end epoch", units.end_epoch, judged["loss"])
+        await self.everywhere("end epoch", units.end_epoch, judged["loss"])
         self.history.append(judged)
         self.position |= {"epoch": at["epoch"] + 1, "batch": 0, "loss_sum": 0.0, "loss_rows": 0}
         return judged
@@ -240,7 +249,7 @@ class InStages(InTraining):
         return {v: tree for v, tree in everything.items() if v in takes and self._made_on.get(v, 0) != stage.device}
 
     async def keep_weights(self) -> None:
-        await self._everywhere("keep", units.keep_weights)
+        await self.everywhere("keep", units.keep_weights)
 
     async def checkpoint(self) -> Saved:
         await self._collect()
@@ -252,14 +261,14 @@ class InStages(InTraining):
         await self._in_builder("save", units.save, self.run.weights)
 
     async def _collect(self) -> None:
-        await self._everywhere("collect", units.collect, dict(self.position), self.history, self.random)
+        await self.everywhere("collect", units.collect, dict(self.position), self.history, self.random)
 
     # Units
 
     async def on(self, device: int, kind: str, work: Callable[..., Any], *args: Any, **options: Any) -> UnitResult:
         return await self.run.unit(kind, work, self.run.attempt, *args, worker=self.workers[device], **options)
 
-    async def _everywhere(
+    async def everywhere(
         self, kind: str, work: Callable[..., Any], *args: Any, recorded: bool = True
     ) -> list[UnitResult]:
         devices = range(len(self.workers))
@@ -287,10 +296,11 @@ class InStages(InTraining):
 
     def note_plan(self) -> None:
         """Record the stages, what was predicted of them and what was measured."""
-        self.run.planned(Pipeline.name, len(self.staged.stages), plan=self._plan())
+        self.run.planned(Pipeline.name, len(self.staged.stages), plan=self.plan())
 
-    def _plan(self) -> dict[str, Any]:
-        devices = [device.name for device in self.run.engine.devices]
+    def plan(self) -> dict[str, Any]:
+        """The stages as plain data."""
+        devices = [self.run.engine.devices[device].name for device in self.devices]
         return {
             "placer": self.staged.placer, "microbatches": self.staged.microbatches, "order": self.order,
             "predicted_step_ms": 1000 * self.staged.predicted_seconds,

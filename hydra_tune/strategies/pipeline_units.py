@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hydra_tune.batches import call_model
+from hydra_tune.batches import Batches, call_model
 from hydra_tune.builds import Prepared, pack_here
 from hydra_tune.engine.spill import SpillFiles, write_whole
 from hydra_tune.engine.transfer import unpack
@@ -25,10 +25,11 @@ from hydra_tune.pipeline.prepare import LaidOut, files_of, lay_out, make_kit, me
 from hydra_tune.pipeline.stages import Stage
 from hydra_tune.seeds import RandomState
 from hydra_tune.shards.exchange import put_together, take_apart
+from hydra_tune.shards.forms import Form
 from hydra_tune.shards.prepare import examine, hollow
 from hydra_tune.strategies.epochs import Saved
 from hydra_tune.strategies.whole import OutOfMemory, restore, write_checkpoint
-from hydra_tune.training import Training
+from hydra_tune.training import Training, named_tensors
 from hydra_tune.weights import save_weights
 
 
@@ -67,6 +68,8 @@ class Staged:
     accumulate: int
     notes: tuple[str, ...]
     warning: str
+    between_steps: bool
+    """Whether training pauses between steps only: there is no place for gradients that wait for one."""
 
 
 # In the builder
@@ -79,6 +82,7 @@ class _Laid:
     kit: PipelineKit
     files: list[SpillFiles]
     directory: Path
+    form: Form
 
     def close(self) -> None:
         for files in self.files:
@@ -86,7 +90,15 @@ class _Laid:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def state(self) -> dict[str, Any]:
-        """All devices' states, as they wrote them last."""
+        """The whole trial's state, as the devices wrote it last."""
+        return self.form.checkpoint(self._in_blocks())
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights to keep."""
+        state = self._in_blocks()
+        return self.form.weights(state["kept"], lambda: state["tensors"])
+
+    def _in_blocks(self) -> dict[str, Any]:
         for files in self.files:
             files.reload()
         kit = self.kit
@@ -118,23 +130,50 @@ def stage(
     except PlacementInfeasible as error:
         raise DoesNotFit(f"{error} (train it in shards with --strategy shard)") from error
     kit = make_kit(prospect, layout.stages, wanted.capacity, prepared, training)
+    judged_at_random = draws_in_evaluation(training)
+    laid = LaidDown(kit, layout, training.state(), count, loaded.notes, warning, judged_at_random)
+    return lay_down(context, attempt, number, laid)
+
+
+@dataclass(frozen=True)
+class LaidDown:
+    """All that is known of a trial when its devices get their shares."""
+
+    kit: PipelineKit
+    layout: LaidOut
+    state: dict[str, Any]
+    microbatches: int
+    notes: tuple[str, ...]
+    warning: str
+    judged_at_random: bool
+    form: Form = field(default_factory=Form)
+
+
+def lay_down(context: WorkerContext, attempt: str, number: int, laid: LaidDown) -> Staged:
+    """Write each device's share and the kit where workers find them; the model here is a skeleton from now on."""
+    kit, state, layout = laid.kit, laid.state, laid.layout
     places = [Path(place) for place in (context.setup.directory, *context.setup.overflow)]
     name = f"trial-{number}-{attempt}"
-    files = [files_of(places, name, device) for device in range(devices)]
+    files = [files_of(places, name, device) for device in range(len(kit.held))]
     directory = places[0] / f"{name}-passing"
-    context.resident[attempt] = _Laid(kit, files, directory)  # from here on its files go with it
-    state = training.state()
+    context.resident[attempt] = _Laid(kit, files, directory, laid.form)  # from here on its files go with it
     for each, held in zip(files, kit.held, strict=True):
         take_apart(state, held, kit.parts, each)
     directory.mkdir()
-    random_judge = _draws_in_evaluation(training)
-    hollow(training.model)
+    hollow(kit.candidate.model)
     path = directory / "kit"
     write_whole(path, pack_here(context, kit))
-    return _described(training, layout, kit, path, places, name, count, state, loaded.notes, warning, random_judge)
+    valid = None if kit.valid is None else Batches(kit.candidate, kit.valid, training=False)
+    return Staged(
+        str(path), str(directory), tuple(map(str, places)), name, kit.program.inputs, layout.stages, layout.placer,
+        layout.prediction.seconds, laid.microbatches, kit.draws, laid.judged_at_random, kit.data,
+        () if valid is None else tuple(valid.rows_at(position) for position in range(len(valid))),
+        state["position"], list(state["history"]), kit.candidate.clip_grad_norm, kit.candidate.accumulate, laid.notes,
+        laid.warning, laid.form.between_steps,
+    )  # fmt: skip
 
 
-def _draws_in_evaluation(training: Training) -> bool:
+def draws_in_evaluation(training: Training) -> bool:
     """Whether model, loss or metrics draw random numbers in evaluation, by the first batch."""
     if training.valid is None:
         return False
@@ -149,20 +188,6 @@ def _draws_in_evaluation(training: Training) -> bool:
         return not before.same_as(RandomState.capture())
 
 
-def _described(
-    training: Training, layout: LaidOut, kit: PipelineKit, path: Path, places: list[Path], name: str, count: int,
-    state: dict[str, Any], notes: tuple[str, ...], warning: str, random_judge: bool,
-) -> Staged:  # fmt: skip
-    valid = training.valid
-    return Staged(
-        str(path), str(path.parent), tuple(map(str, places)), name, kit.program.inputs, layout.stages, layout.placer,
-        layout.prediction.seconds, count, kit.draws, random_judge, kit.data,
-        () if valid is None else tuple(valid.rows_at(position) for position in range(len(valid))),
-        state["position"], list(state["history"]), kit.candidate.clip_grad_norm, kit.candidate.accumulate, notes,
-        warning,
-    )  # fmt: skip
-
-
 def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> Saved:
     """Write what the devices have collected as a checkpoint."""
     laid: _Laid = context.resident[attempt]
@@ -174,10 +199,9 @@ def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> Saved:
 def save(context: WorkerContext, attempt: str, path: Path) -> None:
     """Write the weights to keep, from what the devices have collected."""
     laid: _Laid = context.resident[attempt]
-    state = laid.state()
     model = laid.kit.candidate.model
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, tensor in (state["kept"] or state["tensors"]).items():
+    own = named_tensors(model)
+    for name, tensor in laid.weights().items():
         own[name].data = tensor.clone()  # safetensors wants each tensor in a storage of its own
     save_weights(model, path)
     hollow(model)
@@ -228,7 +252,7 @@ def backward(context: WorkerContext, attempt: str, stage: int, lane: int, arrive
 def norms(context: WorkerContext, attempt: str) -> dict[str, float]:
     """The norms of the gradients here."""
     part: Part = context.resident[attempt]
-    return part.share.norms()
+    return part.share.parameters.norms()
 
 
 def step(context: WorkerContext, attempt: str, factor: float | None) -> None:

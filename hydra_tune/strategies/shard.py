@@ -52,7 +52,7 @@ class Shard(Strategy):
 
     async def train(self, run: TrialRun) -> None:
         candidate = await InShards.cut_for(run, self.double_buffering)
-        run.planned(self.name, candidate.cut.shards)
+        candidate.note_plan()
         await run.restored(candidate.history, candidate.cut.notes)
         await train_epochs(run, candidate)
 
@@ -64,7 +64,6 @@ class InShards(InTraining):
     run: TrialRun
     builder: int
     cut: Cut
-    history: list[dict[str, float]]
     double_buffering: bool
     share: float = 1.0
     """Of the device's budget, for which it is cut."""
@@ -73,7 +72,6 @@ class InShards(InTraining):
     home: int | None = None
     """The worker that has trained past the last commit."""
     lost_at: int = -2
-    epoch: int = 0
 
     @classmethod
     async def cut_for(cls, run: TrialRun, double_buffering: bool) -> InShards:
@@ -86,7 +84,15 @@ class InShards(InTraining):
             role=Role.BUILDER, worker=builder,
         )  # fmt: skip
         cut: Cut = result.value
-        return cls(run, builder, cut, list(cut.history), double_buffering, epoch=len(cut.history))
+        return cls(run, builder, cut, double_buffering)
+
+    def __post_init__(self) -> None:
+        self.history = list(self.cut.history)
+        self.epoch = len(self.history)
+
+    def note_plan(self) -> None:
+        """Record in how many shards it is."""
+        self.run.planned(Shard.name, self.cut.shards)
 
     async def train(self, remaining: float | None) -> Progress:
         progress: Progress = (
@@ -127,6 +133,7 @@ class InShards(InTraining):
                 if error.failure.status != "OUT_OF_MEMORY":
                     raise
                 self.home = None
+                self.run.engine.let_go(self.run.attempt)
                 await self._cut_smaller(error)
             except WorkerLost as error:
                 if self.commits in (UNKNOWN, self.lost_at):
@@ -138,6 +145,8 @@ class InShards(InTraining):
                 done: Done = result.value
                 self.commits = done.commits
                 self.home = None if done.committed else result.worker
+                if done.committed and self.run.memory is not None:
+                    self.run.engine.let_go(self.run.attempt)
                 self.run.spilled(done.read_bytes, done.written_bytes)
                 return done
 
@@ -149,7 +158,7 @@ class InShards(InTraining):
         self.cut = await self._in_builder("cut", shard_units.cut_again, self.share)
         self.commits = UNKNOWN
         self.run.note("out of memory", f"{error.failure.message}; now in {self.cut.shards} shards")
-        self.run.planned(Shard.name, self.cut.shards)
+        self.note_plan()
 
     async def _in_builder(self, kind: str, work: Callable[..., Any], *args: Any) -> Any:
         return (await self.run.unit(kind, work, self.run.attempt, *args, role=Role.BUILDER, worker=self.builder)).value

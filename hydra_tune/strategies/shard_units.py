@@ -18,13 +18,14 @@ from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.errors import Infeasible
 from hydra_tune.graph.costs import ShardCost
-from hydra_tune.shards.exchange import put_together, take_apart, weights
+from hydra_tune.shards.exchange import kept_weights, present_weights, put_together, take_apart
+from hydra_tune.shards.forms import Form
 from hydra_tune.shards.logbook import Logbook
 from hydra_tune.shards.prepare import Prospect, examine, hollow, make_kit
 from hydra_tune.shards.trial import Kit, ShardedTrial
 from hydra_tune.strategies.epochs import Saved
 from hydra_tune.strategies.whole import restore, write_checkpoint
-from hydra_tune.training import Training
+from hydra_tune.training import Training, named_tensors
 from hydra_tune.weights import save_weights
 
 
@@ -71,7 +72,7 @@ BUDGET_AFTER_OOM = 0.85
 
 
 @dataclass
-class _Cuttable:
+class Cuttable:
     """A trial in the builder: its kit, its files, and what is needed to cut it anew."""
 
     prospect: Prospect
@@ -81,9 +82,15 @@ class _Cuttable:
     data: tuple[int, int, int]
     shapes: dict[str, torch.Tensor]
     """Every parameter and buffer, without contents."""
+    form: Form
 
     def close(self) -> None:
         self.files.remove()
+
+    def state(self) -> dict[str, Any]:
+        """Of the last commit, in blocks."""
+        self.files.reload()
+        return put_together(self.files, self.kit.plan, self.kit.parts, self.data)
 
 
 def cut(
@@ -94,27 +101,36 @@ def cut(
     training = Training(prepared.candidate, prepared.train, prepared.valid, seed, torch.device("cpu"))
     loaded = restore(training, checkpoints)
     prospect = examine(training, profiles)
+    return cut_up(context, attempt, number, prospect, prepared, training.state(), seed, budget, Form(), loaded.notes)
+
+
+def cut_up(
+    context: WorkerContext, attempt: str, number: int, prospect: Prospect, prepared: Prepared, state: dict[str, Any],
+    seed: int, budget: int, form: Form, notes: tuple[str, ...], suffix: str = "",
+) -> Cut:  # fmt: skip
+    """Write a candidate's state to the spill store, in shards; the model here is a skeleton from now on."""
+    model = prepared.candidate.model
     costs = _shards(prospect, budget)
-    tensors = training.named_tensors()
-    kit = make_kit(prospect, costs, prepared, seed, budget, tensors)
-    files = SpillFiles(_places(context), f"trial-{number}-{attempt}")
+    tensors = named_tensors(model)
+    kit = make_kit(prospect, costs, prepared, seed, budget, tensors, between_steps=form.between_steps)
     _remove_earlier(context, number)
-    take_apart(training.state(), kit.plan, kit.parts, files)
+    files = SpillFiles(_places(context), f"trial-{number}-{attempt}{suffix}")
+    take_apart(state, kit.plan, kit.parts, files)
     shapes = {name: _shape_of(tensor) for name, tensor in tensors.items()}
-    data = training.data_shape()
-    hollow(training.model)
-    context.resident[attempt] = _Cuttable(prospect, kit, files, budget, data, shapes)
-    return _described(context, files, kit, loaded.history, loaded.notes)
+    hollow(model)
+    context.resident[attempt] = Cuttable(prospect, kit, files, budget, state["data"], shapes, form)
+    return _described(context, files, kit, state["history"], notes)
 
 
 def cut_again(context: WorkerContext, attempt: str, share: float) -> Cut:
     """Cut a trial anew, from its last commit, for a share of the budget."""
-    held: _Cuttable = context.resident[attempt]
-    held.files.reload()
-    state = put_together(held.files, held.kit.plan, held.kit.parts, held.data)
+    held: Cuttable = context.resident[attempt]
+    state = held.state()
     costs = _shards(held.prospect, int(held.budget * share))
     prepared = Prepared(held.kit.candidate, held.kit.train, held.kit.valid)
-    held.kit = make_kit(held.prospect, costs, prepared, held.kit.seed, held.budget, held.shapes)
+    held.kit = make_kit(
+        held.prospect, costs, prepared, held.kit.seed, held.budget, held.shapes, between_steps=held.form.between_steps
+    )  # fmt: skip
     commits = Logbook.from_json(held.files.notes).commits
     take_apart(state, held.kit.plan, held.kit.parts, held.files, commits=commits + 1)
     return _described(context, held.files, held.kit, state["history"])
@@ -136,20 +152,21 @@ def _shards(prospect: Prospect, budget: int) -> tuple[ShardCost, ...]:
 
 def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> Saved:
     """Write the trial's last commit as a checkpoint."""
-    held: _Cuttable = context.resident[attempt]
+    held: Cuttable = context.resident[attempt]
     held.files.reload()
     logbook = Logbook.from_json(held.files.notes)
     step = logbook.epoch * held.data[2] + logbook.batch
-    return write_checkpoint(directory, step, lambda: put_together(held.files, held.kit.plan, held.kit.parts, held.data))
+    return write_checkpoint(directory, step, lambda: held.form.checkpoint(held.state()))
 
 
 def save(context: WorkerContext, attempt: str, path: Path) -> None:
     """Write the weights to keep."""
-    held: _Cuttable = context.resident[attempt]
+    held: Cuttable = context.resident[attempt]
     held.files.reload()
-    model = held.kit.candidate.model
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, tensor in weights(held.files, held.kit.plan).items():
+    files, plan, model = held.files, held.kit.plan, held.kit.candidate.model
+    own = named_tensors(model)
+    kept = kept_weights(files, plan) if Logbook.from_json(files.notes).kept else None
+    for name, tensor in held.form.weights(kept, lambda: present_weights(files, plan)).items():
         own[name].data = tensor.clone()  # safetensors wants each tensor in a storage of its own
     save_weights(model, path)
     hollow(model)
@@ -232,7 +249,7 @@ class _Taken:
             self.context.resident.pop(self.attempt).close()
         if kind is torch.OutOfMemoryError:
             # The device has less than its budget says: smaller shards alone would fill it up again.
-            self.trial.memory.budget = int(self.trial.memory.budget * BUDGET_AFTER_OOM)
+            self.trial.memory.lower(BUDGET_AFTER_OOM)
             accelerator.release_cached(self.context.device)
 
     def done(self, value: Any) -> Done:
@@ -261,8 +278,9 @@ def _taken_up(context: WorkerContext, attempt: str, spilled: Spilled) -> _Taken:
 
 def _memory(context: WorkerContext, spilled: Spilled) -> DeviceMemory:
     """The device's memory, which all trials of this worker share."""
-    memory: DeviceMemory | None = context.cache.get("memory")
+    memory = context.blocks
     if memory is None:
-        memory = DeviceMemory(context.setup.memory, context.device, prefetch=spilled.double_buffering)
-        context.cache["memory"] = memory
+        memory = context.blocks = DeviceMemory(context.setup.memory, context.device, prefetch=spilled.double_buffering)
+        context.limit_blocks(context.block_limit)
+    assert isinstance(memory, DeviceMemory)
     return memory

@@ -190,9 +190,9 @@ def test_resuming_the_study_goes_on_with_the_fit() -> None:
     assert len(ht.Predictor("m").leaderboard()) > before
 
 
-def test_a_memory_budget_trains_in_shards() -> None:
+def test_with_a_memory_budget_each_model_gets_its_strategy() -> None:
     predictor = fit(mixed(), "bought", to="m", trials=1, device_memory="64MiB", folds=2)
-    assert set(predictor.leaderboard()["strategy"]) == {"shard"}
+    assert set(predictor.leaderboard()["strategy"]) == {"whole"}  # all of them fit
 
 
 def test_ctrl_c_leaves_a_usable_predictor_and_resuming_goes_on(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hydra_tune.engine.scheduler import (
     longest_remaining,
     tuned,
 )
-from hydra_tune.engine.unit import Role
+from hydra_tune.engine.unit import Memory, Role
 
 pytestmark = pytest.mark.smoke
 
@@ -203,3 +203,36 @@ def test_any_sequence_of_calls_chooses_as_a_plain_search_does(steps: list[Ready 
                 del model[taken.key]
         assert len(units) == len(model)
         assert set(units) == set(model.values())
+
+
+def placed(**held: Memory) -> WorkerView:
+    return WorkerView(1, Role.DEVICE, memory=100, held=held)
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "fits"),
+    [
+        ({}, Memory(100, 50, alone=True), True),
+        ({"a": Memory(60, 40)}, Memory(60, 40), True),  # 40 beside one that runs with 60
+        ({"a": Memory(60, 40)}, Memory(61, 40), False),
+        ({"a": Memory(70, 20)}, Memory(50, 40), False),  # the one that is there would lack room
+        ({"a": Memory(10, 5, alone=True)}, Memory(10, 5), False),
+        ({"a": Memory(10, 5)}, Memory(10, 5, alone=True), False),
+        ({"a": Memory(60, spills=True)}, Memory(90, spills=True), True),  # they take turns
+        ({"a": Memory(90, spills=True)}, Memory(30, 20), False),
+        ({"a": Memory(30, 10, alone=True)}, Memory(90, spills=True), True),
+        ({"a": Memory(30, 11, alone=True)}, Memory(90, spills=True), False),
+    ],
+)
+def test_a_trial_goes_where_it_fits_beside_the_others(there: dict[str, Memory], wanted: Memory, fits: bool) -> None:
+    assert placed(**there).has_room("b", wanted) is fits
+    ready = ReadyUnits(POLICIES["lrtf"])
+    ready.add(Ready(1, 1, "b", memory=wanted, remaining=9.0))
+    ready.add(Ready(2, 2, "c", remaining=1.0))
+    first = ready.take(placed(**there))
+    assert first is not None
+    assert first.key == (1 if fits else 2)
+    assert len(ready) == 1  # who was passed over still waits
+    bound = Ready(3, 1, "b", worker=1, memory=wanted, remaining=9.0)
+    ready.add(bound)
+    assert ready.take(placed(**there)) is bound  # what is bound has its place already

@@ -277,3 +277,22 @@ def test_host_memory_is_not_used_up(
         assert stored is not None
         assert stored.place == where
         files.remove()
+
+
+def test_what_lies_in_the_files_of_each_trial_by_tier(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
+        places = [Path(shared), tmp_path]
+        assert spill.lying([*places, tmp_path / "not-there"]) == {}
+        (tmp_path / "data-0").write_bytes(bytes(5000))  # not a trial's
+        files = SpillFiles(places, "trial-7-abc")
+        files.write("w/0", 1, block(1))
+        files.commit(None)
+        index = (places[0] / "trial-7-abc" / "index.json").stat().st_size
+        assert spill.lying(places) == {7: spill.Lying(host=1000 + index)}
+        files.write("w/0", 2, block(2))
+        assert spill.lying(places) == {7: spill.Lying(host=2000 + index)}, "the committed version lies there too"
+        below = SpillFiles([tmp_path], "trial-12-abc/part-3")
+        below.write("w/0", 1, block(1, 300))
+        assert spill.lying(places) == {7: spill.Lying(host=2000 + index), 12: spill.Lying(disk=300)}
+        files.remove()
+        assert spill.lying(places) == {12: spill.Lying(disk=300)}

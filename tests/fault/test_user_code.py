@@ -194,7 +194,7 @@ def test_modules_beside_a_file_and_in_the_current_folder_are_found() -> None:
         ("metric: {a: b}", "metric cannot be {'a': 'b'}"),
         ("metric: acuracy", "no metric 'acuracy' (did you mean 'accuracy'?"),
         ("spill: 5", "spill cannot be 5"),
-        ("strategy: [1]", "strategy cannot be [1]"),
+        ("strategy: [1]", "strategy cannot be 1 ("),
         ("strategy: {name: whole, foo: 1}", "strategy 'whole' has no option 'foo'"),
         ("seed: 99999999999", "seed cannot be 99999999999"),
         ("storage: 7", "storage cannot be 7"),

@@ -79,6 +79,12 @@ def test_a_model_larger_than_its_device_equals_the_plain_loop() -> None:
     assert shown["spill_written_bytes"] > 2**20
     assert shown["spill_read_bytes"] > 2**20
     assert 0 < shown["peak_device_bytes"] <= 2**20
+    state = sum(tensor.nbytes for tensor in result.best_model().state_dict().values())
+    assert shown["spilled_bytes"] > 3 * state, "weights and both moments lie there"
+    with closing(sqlite3.connect("hydra_tune.db")) as connection:
+        lay = connection.execute("SELECT host_bytes + disk_bytes FROM hydra_spilled ORDER BY sampled").fetchall()
+    assert max(lay)[0] == shown["spilled_bytes"]
+    assert lay[-1] == (0,), "nothing is left at the end"
 
 
 def test_a_node_that_cannot_fit_names_the_smallest_budget_and_trains_with_it() -> None:

@@ -1,0 +1,60 @@
+"""Trials wait for host memory, and begin in time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hydra_tune.planning.admission import Admission, Room, Taken, TooMuch
+
+
+def test_room_counts_devices_once_and_spills_to_disk() -> None:
+    room = Room(host=100, disk=50, on_devices=60)
+    assert room.holds([Taken(60), Taken(60)])  # they take turns on the same devices
+    assert room.holds([Taken(60, 40), Taken(60, 50)])
+    assert not room.holds([Taken(60, 40), Taken(60, 51)])
+    assert not Room(host=50, disk=1000, on_devices=60).holds([Taken(60)])
+
+
+def test_a_trial_waits_until_another_has_ended() -> None:
+    said: list[str] = []
+
+    async def scenario() -> list[str]:
+        events: list[str] = []
+        admission = Admission(Room(host=100, disk=0, on_devices=1000), said.append)
+        await admission.admit(0, Taken(70))
+
+        async def second() -> None:
+            await admission.admit(1, Taken(50))
+            events.append("begun")
+
+        task = asyncio.create_task(second())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not events
+        events.append("ended")
+        admission.release(0)
+        await task
+        admission.release(1)
+        return events
+
+    assert asyncio.run(scenario()) == ["ended", "begun"]
+    assert "trial 1 waits" in said[0]
+
+
+def test_what_would_never_fit_is_refused() -> None:
+    async def scenario() -> None:
+        await Admission(Room(host=100, disk=20, on_devices=1000), print).admit(0, Taken(90, 40))
+
+    with pytest.raises(TooMuch, match="90 B of host memory and 40 B"):
+        asyncio.run(scenario())
+
+
+def test_a_trial_that_moves_on_is_counted_once() -> None:
+    async def scenario() -> None:
+        admission = Admission(Room(host=100, disk=0, on_devices=1000), print)
+        await admission.admit(0, Taken(70))
+        await asyncio.wait_for(admission.admit(0, Taken(90)), timeout=5)
+
+    asyncio.run(scenario())
