@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 
 from hydra_tune.graph.costs import as_json, from_json
 from hydra_tune.graph.profile import Profile
+from hydra_tune.measurements import keep, kept
 
 FORMAT = 8
 
@@ -23,8 +22,10 @@ def profile_key(*facts: Any) -> str:
 
 def load_profile(directory: Path, key: str) -> Profile | None:
     """The profile of that key, where one is kept and can be read."""
+    stored = kept(directory / f"{key}.json")
+    if stored is None:
+        return None
     try:
-        stored = json.loads((directory / f"{key}.json").read_text())
         state = {
             name: {k: (getattr(torch, dtype), tuple(shape)) for k, (dtype, shape) in tensors.items()}
             for name, tensors in stored["state"].items()
@@ -34,8 +35,8 @@ def load_profile(directory: Path, key: str) -> Profile | None:
             {int(value): size for value, size in stored["value_bytes"].items()}, stored["draws"],
             stored["changes_buffers"], frozenset(stored["in_place"]),
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # not there, or not whole: it is measured again
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # of another form: it is measured again
 
 
 def keep_profile(directory: Path, key: str, found: Profile) -> None:
@@ -49,7 +50,4 @@ def keep_profile(directory: Path, key: str, found: Profile) -> None:
         "input_bytes": found.input_bytes, "value_bytes": dict(found.value_bytes), "draws": found.draws,
         "changes_buffers": found.changes_buffers, "in_place": sorted(found.in_place),
     }  # fmt: skip
-    directory.mkdir(parents=True, exist_ok=True)
-    unfinished = directory / f"{key}.{os.getpid()}.tmp"
-    unfinished.write_text(json.dumps(document))
-    os.replace(unfinished, directory / f"{key}.json")
+    keep(directory / f"{key}.json", document)

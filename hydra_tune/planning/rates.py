@@ -6,7 +6,6 @@ made with these rates.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import platform
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from hydra_tune.measurements import keep, kept
 from hydra_tune.planning.pool import Rates
 
 FORMAT = 1
@@ -36,26 +36,19 @@ def cache_file() -> Path:
 
 def known_rates() -> Rates | None:
     """The rates that were measured before, where they can be read."""
+    stored = kept(cache_file())
+    if stored is None or stored.pop("format", None) != FORMAT or stored.pop("torch", None) != torch.__version__:
+        return None
     try:
-        stored = json.loads(cache_file().read_text())
-        if stored.pop("format") != FORMAT or stored.pop("torch") != torch.__version__:
-            return None
         found = Rates(**{name: float(value) for name, value in stored.items()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # not there, or not whole: it is measured again
+    except (ValueError, TypeError):
+        return None  # of another form: it is measured again
     return found if all(value > 0 for value in asdict(found).values()) else None
 
 
 def keep_rates(rates: Rates) -> None:
     """Keep them for later searches; a machine whose cache cannot be written measures each time."""
-    path = cache_file()
-    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps({"format": FORMAT, "torch": torch.__version__, **asdict(rates)}))
-        os.replace(unfinished, path)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
+    keep(cache_file(), {"format": FORMAT, "torch": torch.__version__, **asdict(rates)})
 
 
 def calibrate(host: Path, disk: Path, devices: int = 1) -> Rates:

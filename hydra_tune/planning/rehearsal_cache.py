@@ -6,9 +6,7 @@ recorded for that, as profiles are, since recording takes longer than a rehearsa
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch import nn
 from hydra_tune.batches import Batches
 from hydra_tune.builds import Prepared
 from hydra_tune.graph.profile_cache import profile_key
+from hydra_tune.measurements import keep, kept
 from hydra_tune.planning.rehearsal import Rehearsal, rehearse
 from hydra_tune.shards.prepare import name_of, shapes_of
 
@@ -27,17 +26,11 @@ PLAIN = (bool, int, float, str, tuple, list, type(None))
 def rehearsed(prepared: Prepared, batches: Batches, seed: int, device: torch.device, cache: Path) -> Rehearsal:
     """What was measured of such a candidate before, or is now."""
     path = cache / f"rehearsal-{_key(prepared, batches)}.json"
-    try:
-        return Rehearsal(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        found = rehearse(prepared, seed, device)
-    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps(asdict(found)))
-        os.replace(unfinished, path)
-    except OSError:  # a full or read-only disk costs a rehearsal, not a trial
-        unfinished.unlink(missing_ok=True)
+    stored = kept(path)
+    if stored is not None and stored.keys() == {field.name for field in fields(Rehearsal)}:
+        return Rehearsal(**stored)
+    found = rehearse(prepared, seed, device)
+    keep(path, asdict(found))
     return found
 
 

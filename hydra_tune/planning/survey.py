@@ -174,9 +174,12 @@ class _Look:
         """This machine's; measured here where nobody has yet."""
         if self._rates is None:
             setup = self.context.setup
-            self._rates = known_rates() or calibrate(
-                Path(setup.directory), Path((setup.directory, *setup.overflow)[-1])
-            )
+            try:
+                self._rates = known_rates() or calibrate(
+                    Path(setup.directory), Path((setup.directory, *setup.overflow)[-1])
+                )
+            except OSError:  # no room to measure in: a guess will do to choose by, and training says what it lacks
+                self._rates = Rates()
         return self._rates
 
     def _shard(self, pool: Pool) -> Estimate:

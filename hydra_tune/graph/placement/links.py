@@ -7,7 +7,6 @@ reads it and says so. The time of that is fitted as seconds_per_byte · bytes + 
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from hydra_tune.graph.placement.problem import Edge
+from hydra_tune.measurements import keep, kept
 
 FORMAT = 1
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24)
@@ -56,17 +56,14 @@ class Link:
 def link(cache: Path, place: Path) -> Link:
     """The link of this machine, over files in `place`, from the directory `cache` where it has been measured before."""
     path = cache / f"link-{os.uname().nodename}.json"
-    try:
-        stored = json.loads(path.read_text())
-        if stored.pop("format") == FORMAT and stored.pop("place") == str(place):
+    stored = kept(path)
+    if stored is not None and stored.pop("format", None) == FORMAT and stored.pop("place", None) == str(place):
+        try:
             return Link(**stored)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # not there, or not whole: it is measured again
+        except TypeError:
+            pass  # of another form: it is measured again
     found = fit(measure(place))
-    cache.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-    unfinished.write_text(json.dumps({"format": FORMAT, "place": str(place), **asdict(found)}))
-    os.replace(unfinished, path)
+    keep(path, {"format": FORMAT, "place": str(place), **asdict(found)})
     return found
 
 
