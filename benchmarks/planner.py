@@ -1,6 +1,6 @@
 """Twelve mixed candidates on two CPU devices: how well their time and memory are predicted, and what choosing pays.
 
-Small MLPs, a convolutional net, GPTs that fit a device and GPTs that do not. `auto` chooses for each trial; `shard` and
+Small MLPs, a residual net, GPTs that fit a device and GPTs that do not. `auto` chooses for each trial; `shard` and
 `pipeline`, one trial at a time as both devices hardly hold the largest, are the fixed strategies that can train all
 twelve (`whole` cannot: some do not fit). `model parallel` is one trial at a time in stages without micro-batches. Then
 four small and three long trials on the same two devices, of which the last one is alone for half of its time, unless it
@@ -63,12 +63,24 @@ def gpt(width: int, depth: int) -> nn.Module:
     return nn.Sequential(nn.Embedding(VOCABULARY, width), *(Block(width) for _ in range(depth)), Last(width))
 
 
-def convolutional() -> nn.Module:
-    def layer(inputs: int, outputs: int) -> list[nn.Module]:
-        return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+class Residual(nn.Module):
+    """A block of a residual net."""
 
-    layers = [*layer(1, 32), *layer(32, 32), nn.MaxPool2d(2), *layer(32, 64), *layer(64, 64)]
-    return nn.Sequential(nn.Unflatten(1, (1, 8)), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inside = torch.relu(self.norms[0](self.convolutions[0](x)))
+        return torch.relu(x + self.norms[1](self.convolutions[1](inside)))
+
+
+def resnet() -> nn.Module:
+    stem = [nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(
+        *stem, *(Residual(32) for _ in range(3)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)
+    )
 
 
 def rows(count: int, *shape: int, classes: int = 10) -> TensorDataset:
@@ -99,7 +111,7 @@ def build(trial: Any) -> ht.Candidate:
     if which in (4, 6, 9):
         return candidate(gpt(128, 4), text(32 * 24), 32, 1)
     if which == 5:
-        return candidate(convolutional(), rows(64 * 30, 8, 8), 64, 1)
+        return candidate(resnet(), rows(64 * 30, 8, 8), 64, 1)
     return small(256 + 32 * which)
 
 

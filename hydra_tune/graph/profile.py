@@ -6,7 +6,6 @@ profiles for the trials and runs that share one.
 
 from __future__ import annotations
 
-import statistics
 import time
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hydra_tune.engine.clock import work_seconds
 from hydra_tune.engine.memory import TensorBytes
+from hydra_tune.graph.alike import kinds_of, medians
 from hydra_tune.graph.capture import Captured, Node, untouched
 from hydra_tune.graph.costs import NodeCost, aligned
 from hydra_tune.seeds import RandomState
@@ -65,7 +65,7 @@ def profile(
         with untouched(model):
             model.train()
             counted = pilot.run(inputs, counting=True)
-        timed = _timed(pilot, inputs)
+        timed = _timed(pilot, inputs, counted)
         pilot.prepare_others()
     owners = _owners(captured.nodes)
     sizes = {name: aligned(p.numel() * p.element_size()) for name, p in model.named_parameters()}
@@ -100,19 +100,21 @@ def profile(
     )  # fmt: skip
 
 
-def _timed(pilot: _Pilot, inputs: Sequence[Any]) -> list[_Measured]:
-    """The median of a few runs for each node, of small models; a large one is measured once."""
+def _timed(pilot: _Pilot, inputs: Sequence[Any], counted: Sequence[_Measured]) -> list[_Measured]:
+    """For each node the median over alike nodes and a few runs; a large model is run once."""
     runs: list[list[_Measured]] = []
     began = time.perf_counter()
     while not runs or (len(runs) < TIMED_RUNS and time.perf_counter() - began < TIMED_SECONDS):
         with untouched(pilot.model):
             pilot.model.train()
             runs.append(pilot.run(inputs, counting=False))
-    found = []
-    for node in zip(*runs, strict=True):
-        clocks = {n: statistics.median(getattr(one, n) for one in node) for n in _CLOCKS}
-        found.append(replace(node[-1], **clocks))
-    return found
+    sizes = [(count.activation_bytes, count.forward_peak_bytes, count.backward_peak_bytes) for count in counted]
+    kinds = kinds_of(pilot.model, pilot.captured, sizes)
+    clocks = {name: medians(kinds, [[getattr(one, name) for one in run] for run in runs]) for name in _CLOCKS}
+    return [
+        replace(one, **{name: seconds[index] for name, seconds in clocks.items()})
+        for index, one in enumerate(runs[-1])
+    ]  # fmt: skip
 
 
 @contextmanager

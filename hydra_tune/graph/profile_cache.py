@@ -12,7 +12,7 @@ from hydra_tune.graph.costs import as_json, from_json
 from hydra_tune.graph.profile import Profile
 from hydra_tune.measurements import keep, kept
 
-FORMAT = 8
+FORMAT = 9
 
 
 def profile_key(*facts: Any) -> str:

@@ -1,9 +1,10 @@
 """From a built candidate to a trial in stages: how many micro-batches are exact, which node goes where, what each gets.
 
 A candidate is profiled with the rows of one micro-batch. Each placer proposes a device for every node; what a step
-would take by it is played through, and the quickest that fits is taken. Baechi's placers (arXiv 2301.08695) minimise
-the time of one pass through the model, which for a chain means one device; with several micro-batches in flight a
-balanced cut is often better, so that is one more proposal here.
+would take by it is played through, and the quickest that fits is taken: for one trial the one whose step is shortest,
+and for several at once, which fill each other's gaps, one that leaves no device with most of the work. Baechi's placers
+(arXiv 2301.08695) minimise the time of one pass through the model, which for a chain means one device; with several
+micro-batches in flight a balanced cut is often better, so that is one more proposal here.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from hydra_tune.training import Training, named_tensors
 PLACERS = ("best", "m-topo", "m-etf", "m-sct", "balanced")
 UNIT_SECONDS = 0.0005
 """What it costs to start a unit, besides its work."""
+ABOUT = 1.05
+"""Predictions that differ by less say nothing; a device that never waits is then the worse bet."""
 Way = Callable[[float], float]
 """Seconds for so many bytes from one device to another."""
 
@@ -46,9 +49,10 @@ class LaidOut:
 
 
 def lay_out(
-    prospect: Prospect, devices: int, capacity: Sequence[int], microbatches: int, order: str, placer: str, way: Way
-) -> LaidOut:
-    """The stages by that placer, or by the best one. Raises PlacementInfeasible."""
+    prospect: Prospect, devices: int, capacity: Sequence[int], microbatches: int, order: str, placer: str, way: Way,
+    *, trials: int = 1,
+) -> LaidOut:  # fmt: skip
+    """The stages by that placer, or by the best one for so many trials at once. Raises PlacementInfeasible."""
     atoms = atoms_of(prospect.profile)
     names = [name for name in PLACERS if name != "best"] if placer == "best" else [placer]
     found: list[LaidOut] = []
@@ -64,7 +68,14 @@ def lay_out(
         found.append(LaidOut(name, stages, _prediction(stages, prospect, devices, microbatches, order, way)))
     if not found:
         raise min(lacking, key=lambda error: error.lacking_bytes)
-    return min(found, key=lambda layout: layout.prediction.seconds)
+    return _chosen(found, trials)
+
+
+def _chosen(found: Sequence[LaidOut], trials: int) -> LaidOut:
+    """Of those that are about as quick as the quickest, the one whose busiest device has most time to spare."""
+    quickest = min(each.prediction.shared_seconds(trials) for each in found)
+    quick = [each for each in found if each.prediction.shared_seconds(trials) <= ABOUT * quickest]
+    return min(quick, key=lambda each: (max(each.prediction.busy), each.prediction.seconds))
 
 
 def fewest_devices(prospect: Prospect, room: int, microbatches: int, order: str) -> int | None:

@@ -60,6 +60,10 @@ class Prediction:
     seconds: float
     busy: tuple[float, ...]
 
+    def shared_seconds(self, trials: int) -> float:
+        """Seconds for a step of each of so many such trials at once: they fill each other's gaps, not a busy device."""
+        return max(self.seconds, trials * max(self.busy))
+
 
 @dataclass
 class _Device:

@@ -69,6 +69,7 @@ class ShardedTrial:
         """Called after each step: a sign of life."""
         self.committed = True
         """Whether all that was trained is committed; else it is here only."""
+        self._over = False
         self._committed_at = time.perf_counter()
         self._commit_seconds = min(kit.plan.state_bytes, memory.budget) / COMMIT_BYTES_PER_SECOND
         self._norms: dict[str, torch.Tensor] = {}
@@ -91,15 +92,15 @@ class ShardedTrial:
         self.memory.forget(self.files)
         self.files.close()
 
-    def commit(self, *, ends: bool = False) -> None:
+    def commit(self) -> None:
         """Make this the state that survives, and that another worker can take up.
 
-        Of a trial that `ends` here the optimizer's state is not written: nothing trains from it any more.
+        Of a trial whose last epoch is over the optimizer's state is not written: nothing trains from it any more.
         """
         began = time.perf_counter()
         self.logbook.schedule, self.logbook.groups = self.schedule.state(), list(self.schedule.options)
         self.logbook.commits += 1
-        self.memory.flush(self.files, leave_out="o/" if ends else None)
+        self.memory.flush(self.files, leave_out="o/" if self._over else None)
         self.files.commit(self.logbook.as_json())
         self.committed = True
         self._committed_at = time.perf_counter()
@@ -291,8 +292,8 @@ class ShardedTrial:
 
     # Evaluation and epochs
 
-    def end_epoch(self, epoch: int | None = None, *, ends: bool = False) -> dict[str, float]:
-        """Judge the epoch, step an epoch schedule, go to the next epoch, and commit; the trial may end with it.
+    def end_epoch(self, epoch: int | None = None, *, last: bool = False) -> dict[str, float]:
+        """Judge the epoch, step an epoch schedule, and commit; after the `last` one nothing is trained.
 
         An `epoch` that is behind has been judged by a worker which ended before it could say so; what a lost worker had
         trained of this one since the last commit is trained again.
@@ -309,7 +310,8 @@ class ShardedTrial:
         logbook.epoch, logbook.batch = logbook.epoch + 1, 0
         logbook.loss_sum, logbook.loss_rows = 0.0, 0
         logbook.history.append(judged)
-        self.commit(ends=ends)
+        self._over = last
+        self.commit()
         return judged
 
     def _evaluate(self) -> dict[str, float]:

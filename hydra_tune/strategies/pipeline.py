@@ -97,7 +97,7 @@ class InStages(InTraining):
         assert builder is not None
         workers = run.engine.workers_of_all_devices()
         wanted = Wanted(
-            strategy.microbatches, strategy.placer, strategy.order, run.room(),
+            strategy.microbatches, strategy.placer, strategy.order, run.room(), run.at_once,
         )  # fmt: skip
         result = await run.unit(
             "lay out", units.stage, run.attempt, run.number, run.seed, wanted, run.checkpoints, run.profiles,

@@ -41,6 +41,8 @@ class Wanted:
     placer: str
     order: str
     capacity: tuple[int, ...]
+    trials: int
+    """That are on the devices at the same time."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,9 @@ def stage(
     prospect = examine(training, profiles, rows)
     way = link(profiles, Path(context.setup.directory).parent).seconds
     try:
-        layout = lay_out(prospect, devices, wanted.capacity, count, wanted.order, wanted.placer, way)
+        layout = lay_out(
+            prospect, devices, wanted.capacity, count, wanted.order, wanted.placer, way, trials=wanted.trials
+        )
     except PlacementInfeasible as error:
         raise DoesNotFit(f"{error} (train it in shards with --strategy shard)") from error
     kit = make_kit(prospect, layout.stages, wanted.capacity, prepared, training)

@@ -79,3 +79,11 @@ def test_a_stage_that_nobody_takes_from_is_waited_for_by_none() -> None:
     dead = [stage(0, 0, (0,), (1,), ()), stage(1, 0, (1,), (), (0,), loss=True), stage(2, 1, (1,), (), (0,))]
     assert in_flight(dead, "1f1b", 4)[2] == 4
     assert seconds(dead, 2, 4) > 0
+
+
+def test_trials_at_once_fill_gaps_but_not_a_busy_device() -> None:
+    """Two equal stages, four micro-batches: a step has 12 seconds of work a device and 3 of waiting."""
+    even = predict(chain([0, 1]), 2, 4, "1f1b", way=lambda one, other: 0.0, step_seconds=[0.0, 0.0])
+    assert [even.shared_seconds(trials) for trials in (1, 2, 3)] == [15.0, 24.0, 36.0]
+    alone = predict(chain([0]), 1, 4, "1f1b", way=lambda one, other: 0.0, step_seconds=[0.0])
+    assert [alone.shared_seconds(trials) for trials in (1, 2)] == [12.0, 24.0]
