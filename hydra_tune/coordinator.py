@@ -182,7 +182,7 @@ class Search:
             policy=POLICIES[self._strategy.policy],
             slots=1 if lazy or self._strategy.gangs or self._strategy.spans_devices else SLOTS,
             slots_alone=1 if self._strategy.gangs else SLOTS,
-            warm=self._strategy.builds_apart or self._strategy.plans,
+            warm=_imported_ahead(self._strategy),
         )
         cpus = [device.memory for device in self.devices if device.torch_device == "cpu"]
         admission = Admission(Room.here(self.directories, sum(cpus)), self.display.show)
@@ -416,6 +416,15 @@ class Search:
         if name == "checkpointed" and unit.trial in self.runner.facts:
             self.runner.facts[unit.trial].checkpoints += 1
         self.study.post(self.study.study.answer, unit.trial, unit.attempt, name, args, then=reply)
+
+
+def _imported_ahead(strategy: Strategy) -> dict[Role, Sequence[str]]:
+    """What workers are going to import for their units, and can while the first candidates are on their way."""
+    if not (strategy.builds_apart or strategy.plans):
+        return {}
+    optimizers = "torch._dynamo"  # the first optimizer of a process imports it, for more than a second
+    surveys = ("hydra_tune.planning.survey",) if strategy.plans else ()
+    return {Role.DEVICE: (optimizers,), Role.BUILDER: (optimizers, *surveys)}
 
 
 def _alike(outcome: Outcome) -> tuple[Status, str]:

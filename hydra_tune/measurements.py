@@ -6,6 +6,7 @@ trial.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -33,4 +34,5 @@ def keep(path: Path, document: dict[str, Any]) -> None:
         os.replace(unfinished, path)
     except OSError as error:
         logger.info("a measurement is not kept in %s (%s)", path, error)
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()

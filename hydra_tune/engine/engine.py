@@ -13,7 +13,7 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hydra_tune.devices import Device
@@ -51,14 +51,14 @@ class Engine:
         policy: Policy = POLICIES["fair"],
         slots: int = SLOTS,
         slots_alone: int | None = None,
-        warm: bool = False,
+        warm: Mapping[Role, Sequence[str]] | None = None,
     ) -> None:
         """`expect` is how many units are likely to be ready at once: so many workers start now, others when needed.
 
         With `slots=1` a worker gets its next unit only when it is idle: a policy that would rather stay with a trial
         can then wait for that trial's next unit, and of several trials in stages none is kept waiting by a unit of
-        another that was handed out too early. `slots_alone` holds while only one trial has units. `warm` workers get
-        ready for training before their first unit comes.
+        another that was handed out too early. `slots_alone` holds while only one trial has units. Workers of
+        each role import the modules in `warm` before their first unit comes.
         """
         self.devices = tuple(devices)
         self.observer = observer
@@ -71,7 +71,7 @@ class Engine:
         self._seats = Seats()
         self._slots = slots
         self._slots_alone = slots if slots_alone is None else slots_alone
-        self._warm = warm
+        self._warm = warm or {}
         self.overflow = tuple(overflow)
         self._home: dict[str, int] = {}
         """The worker that ran an attempt's last unit."""
@@ -240,7 +240,7 @@ class Engine:
         setup = messages.Setup(
             worker=id, device=device.name, torch_device=device.torch_device, memory=device.memory,
             threads=device.threads, directory=self.directory, overflow=self.overflow, sys_path=self.python_path,
-            cwd=os.getcwd(), warm=self._warm,
+            cwd=os.getcwd(), warm=tuple(self._warm.get(role, ())),
         )  # fmt: skip
         process = WorkerProcess(
             setup,

@@ -25,8 +25,8 @@ class Setup:
     """Where spilled state goes when that directory is full."""
     sys_path: tuple[str, ...]
     cwd: str
-    warm: bool = False
-    """Whether there is time to import what optimizers want before the first unit comes."""
+    warm: tuple[str, ...] = ()
+    """Modules that its units are going to want: there is time to import them before the first one comes."""
 
 
 @dataclass(frozen=True)

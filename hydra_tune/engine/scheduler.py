@@ -106,6 +106,14 @@ def fair(ready: Ready) -> tuple[float, ...]:
     return (0 if ready.last_turn >= 0 else 1, ready.last_turn, ready.arrival)
 
 
+def oldest(ready: Ready) -> tuple[float, ...]:
+    """The trial that began first: what the builder does for it, a device is waiting for.
+
+    Whatever the policy of the devices. By turns, all trials would be built before the first one can be trained.
+    """
+    return (ready.trial, ready.arrival)
+
+
 def longest_remaining(ready: Ready) -> tuple[float, ...]:
     """The trial with the most work left, which keeps the end of a search short.
 
@@ -227,9 +235,12 @@ class ReadyUnits:
         self.discard(ready.key)
         self._count += 1
         # The count keeps equal units in the order in which they came, and tuples from comparing units.
-        order = self.policy.order(ready)
-        if self.policy.drawn:
-            order = (self._drawn_until + order[0], *order[1:])
+        if ready.role is Role.BUILDER:
+            order = oldest(ready)
+        else:
+            order = self.policy.order(ready)
+            if self.policy.drawn:
+                order = (self._drawn_until + order[0], *order[1:])
         entry = (order, self._count, ready)
         self._live[ready.key] = entry
         self._attempts.setdefault(ready.attempt, {})[ready.key] = entry
@@ -255,7 +266,7 @@ class ReadyUnits:
         if entry is None:
             return None
         self.discard(entry[2].key)
-        if self.policy.drawn:
+        if self.policy.drawn and entry[2].role is Role.DEVICE:
             self._drawn_until = max(self._drawn_until, entry[0][0])
         return entry[2]
 
@@ -266,7 +277,9 @@ class ReadyUnits:
 
     def _choice(self, worker: WorkerView) -> _Entry | None:
         best = self._first(self._pools, worker)
-        return self._spare_a_move(best, worker) if best is not None and self.policy.lazy else best
+        if best is None or not self.policy.lazy or worker.role is Role.BUILDER:
+            return best
+        return self._spare_a_move(best, worker)
 
     def _spare_a_move(self, best: _Entry, worker: WorkerView) -> _Entry:
         """Instead of the best: the worker's own trial within the slack, else one at home within the move slack."""

@@ -247,9 +247,8 @@ def main(fd: int) -> None:
     worker = Worker(channel, context)
     threading.Thread(target=worker.read_messages, name="hydra-messages", daemon=True).start()
     context.send(Ready(os.getpid()))
-    if setup.warm:
-        # The first optimizer of a process imports this, for more than a second.
-        importlib.import_module("torch._dynamo")
+    for module in setup.warm:
+        importlib.import_module(module)
     worker.run_units()
 
 

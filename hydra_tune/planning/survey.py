@@ -48,7 +48,8 @@ class Question:
     pools: tuple[Pool, ...]
     among: tuple[str, ...]
     soon_done: float = 0.0
-    """Seconds of training below which nothing but the plain loop is looked into, where that fits."""
+    """Seconds of training below which nothing but the plain loop is looked into, where that fits; where it does not,
+    nothing but shards."""
     insist: bool = True
     """Whether a candidate that cannot be rehearsed is looked into all the same, with its own loss and metrics."""
 
@@ -142,10 +143,10 @@ class _Look:
     def _of(self, name: str, pool: Pool) -> Estimate:
         if name == "whole":
             return self._whole(pool)
-        plain = self._whole(pool)
-        seconds = plain.seconds * self.prepared.candidate.epochs
-        if not plain.refused and seconds < self.question.soon_done:
+        if self._soon_done(self._whole(pool)):
             return refused(name, "not looked into: it fits a device, and is soon done")
+        if name == "pipeline" and "shard" in self.question.among and self._soon_done(self._shard(pool)):
+            return refused(name, "not looked into: in shards it is soon done")
         match name:
             case "shard":
                 return self._shard(pool)
@@ -153,6 +154,10 @@ class _Look:
                 return self._pipeline(pool)
             case _:
                 return self._approximate(name, pool)
+
+    def _soon_done(self, estimate: Estimate) -> bool:
+        seconds = estimate.seconds * self.prepared.candidate.epochs
+        return not estimate.refused and seconds < self.question.soon_done
 
     def _whole(self, pool: Pool) -> Estimate:
         assert self.epoch is not None

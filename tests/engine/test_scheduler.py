@@ -18,6 +18,7 @@ from hydra_tune.engine.scheduler import (
     WorkerView,
     can_run,
     longest_remaining,
+    oldest,
     tuned,
 )
 from hydra_tune.engine.unit import Memory, Role
@@ -55,6 +56,16 @@ def test_a_unit_goes_only_where_it_is_bound_and_builds_to_the_builder_only(polic
     assert units.take(WorkerView(2, Role.DEVICE, "a1")) is elsewhere
     assert units.take(WorkerView(9, Role.BUILDER)) is build
     assert len(units) == 0
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_the_builder_serves_the_trial_that_began_first(policy: str) -> None:
+    """Its device waits for it, whatever has been asked for since and however long others have to go."""
+    builds = [
+        ready(trial, role=Role.BUILDER, arrival=9 - trial, remaining=float(trial), last_turn=5 - trial)
+        for trial in (2, 0, 1)
+    ]
+    assert order(waiting(policy, *builds), WorkerView(9, Role.BUILDER, "a2")) == [0, 1, 2]
 
 
 def test_fair_serves_the_trial_whose_turn_is_longest_ago_and_begun_trials_first() -> None:
@@ -148,6 +159,8 @@ def plain_choice(units: Sequence[Ready], worker: WorkerView, policy: Policy) -> 
     fitting = [unit for unit in units if can_run(unit, worker)]
     if not fitting:
         return None
+    if worker.role is Role.BUILDER:
+        return min(fitting, key=oldest)
     best = min(fitting, key=policy.order)
     if not policy.lazy:
         return best
@@ -194,7 +207,7 @@ def test_any_sequence_of_calls_chooses_as_a_plain_search_does(steps: list[Ready 
         else:
             expected = plain_choice(list(model.values()), step, policy)
             taken = units.take(step)
-            if policy.drawn:
+            if policy.drawn and step.role is Role.DEVICE:
                 assert (taken is None) == (expected is None)
                 assert taken is None or (model[taken.key] is taken and can_run(taken, step))
             else:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from scipy.optimize import nnls
 
 from hydra_tune.graph.placement.problem import Edge
 from hydra_tune.measurements import keep, kept
@@ -72,6 +71,8 @@ def fit(samples: Sequence[tuple[float, float]]) -> Link:
 
     Least squares of relative errors, or the largest sizes alone would decide, and the latency would be anything.
     """
+    from scipy.optimize import nnls  # takes long to import, and links are measured once
+
     matrix = np.array([[size / seconds, 1 / seconds] for size, seconds in samples])
     (per_byte, latency), _ = nnls(matrix, np.ones(len(samples)))
     return Link(float(per_byte), float(latency))

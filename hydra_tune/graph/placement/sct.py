@@ -15,8 +15,6 @@ import logging
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import csr_array
 
 from hydra_tune.graph.placement.etf import Launcher, Queue, Start
 from hydra_tune.graph.placement.problem import Problem
@@ -72,6 +70,9 @@ def relax(problem: Problem) -> Relaxation | None:
     objective[-1] = 1.0
     limits = np.zeros((links + count + 1, 2))
     limits[:links, 1], limits[links:, 1] = 1.0, np.inf
+    from scipy.optimize import linprog  # takes long to import, and most candidates are never placed
+    from scipy.sparse import csr_array
+
     matrix = csr_array((values, (rows, columns)), shape=(len(bounds), links + count + 1))
     solved = linprog(objective, A_ub=matrix, b_ub=bounds, bounds=limits, method="highs-ds")
     if solved.x is None:
