@@ -5,8 +5,8 @@ Small MLPs, a residual net, GPTs that fit a device and GPTs that do not. `auto` 
 twelve (`whole` cannot: some do not fit). `model parallel` is one trial at a time, of which one device computes at a
 time, with the memory of both; that handing over costs it nothing is in its favour. Then
 six small trials and a long one on the same two devices, which is alone for most of its time, unless it is spread over
-both. A makespan is from the first unit of a search to its last, builds and surveys included. What is
-slower by far is measured beside the others, in fewer rounds.
+both. A makespan is from the first unit of a search to its last, builds and surveys included. What models cost is
+measured once and kept; `cold` is the search that measures it. What is slower by far runs in fewer rounds.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def main() -> None:
     rounds = options.rounds or (1 if options.quick else 5)
     mixed = {"device_memory": BUDGET}
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        auto(folder)  # what is measured of models is kept for the others
+        cold = auto(folder)  # what is measured of models is kept for the others
         AUTO.clear()
         contest = {
             "auto": lambda: auto(folder),
@@ -200,11 +200,11 @@ def main() -> None:
             "pipeline": lambda: fixed(folder, build_long, LONG, "pipeline"),
         }
         tail = interleaved(contest, rounds)
-    _report(seconds, beside, tail)
+    _report(cold, seconds, beside, tail)
 
 
 def _errors(name: str, predicted: str) -> list[float]:
-    """Of each trial of each run: measured against predicted, as a distance from 1."""
+    """Of each trial that was long enough to be measured: measured against predicted, as a distance from 1."""
     found = []
     for run in AUTO:
         for choice in run.choices():
@@ -213,13 +213,17 @@ def _errors(name: str, predicted: str) -> list[float]:
     return found
 
 
-def _report(seconds: dict[str, list[float]], beside: dict[str, list[float]], tail: dict[str, list[float]]) -> None:
+def _report(
+    cold: float, seconds: dict[str, list[float]], beside: dict[str, list[float]], tail: dict[str, list[float]]
+) -> None:
     time_errors = _errors("measured_batch_ms", "predicted_batch_ms")
     memory_errors = _errors("measured_device_bytes", "predicted_device_bytes")
-    assert min(beside["pipeline"]) > max(seconds["shard"]), "shard is the best of the fixed strategies"
+    # Of the fixed strategies that can train all twelve.
+    pipeline = statistics.median(beside["pipeline"])
+    fixed_best = [min(shard, pipeline) for shard in seconds["shard"]]
     tail_best = [min(three) for three in zip(tail["whole"], tail["shard"], tail["pipeline"], strict=True)]
     figures = {
-        "vs_best_fixed": ratios(seconds["shard"], seconds["auto"]),
+        "vs_best_fixed": ratios(fixed_best, seconds["auto"]),
         "vs_worst_fixed": ratios(beside["pipeline"], beside["auto"]),
         "vs_model_parallel": ratios(beside["model parallel"], beside["auto"]),
         "vs_best_fixed_last_survivor": ratios(tail_best, tail["auto"]),
@@ -230,12 +234,15 @@ def _report(seconds: dict[str, list[float]], beside: dict[str, list[float]], tai
     document = {name: statistics.median(values) for name, values in figures.items()} | {
         "median_prediction_error": statistics.median(time_errors),
         "memory_prediction_error": statistics.median(memory_errors),
-        "largest_memory_error": max(memory_errors), "chosen": chosen, "moved_in_training": sum(MOVED),
+        "largest_memory_error": max(memory_errors), "predictions": len(time_errors), "cold_seconds": cold,
+        "chosen": chosen, "moved_in_training": sum(MOVED),
         "rounds": len(seconds["auto"]),
     }  # fmt: skip
     rows_ = [(name, spread(values)) for name, values in figures.items()]
-    rows_ += [("prediction error of a batch's time", spread(time_errors))]
+    trials = sum(len(run.trials) for run in AUTO)
+    rows_ += [(f"prediction error of a batch's time, {len(time_errors)} of {trials} trials", spread(time_errors))]
     rows_ += [("prediction error of a device's memory", spread(memory_errors))]
+    rows_ += [("seconds, auto, cold", f"{cold:.3f}")]
     rows_ += [(f"seconds, {name}", spread(values)) for name, values in {**beside, **seconds}.items()]
     rows_ += [(f"seconds, with one long trial, {name}", spread(values)) for name, values in tail.items()]
     finish([*rows_, ("strategies that auto chose", ", ".join(chosen))], document)

@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 SAME_FAILURES = 5
 """Trials that fail with one and the same error, with no other outcome before, until the search gives up."""
+LOOK_AGAIN_SECONDS = 5.0
+"""How often a search that is short of memory looks whether it still is."""
 STOP_SECONDS = 30.0
 """How long an interrupted search waits for its trials to checkpoint; a second Ctrl-C does not wait."""
 
@@ -165,7 +167,7 @@ class Search:
         self._strategy = self.strategy or resolve(
             self.settings.strategy, budgeted=self.settings.device_memory is not None
         )
-        self.makespan = Makespan(len(self.devices), chains=not self._strategy.spans_devices)
+        self.makespan = Makespan(len(self.devices))
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self.interrupted:
             self._interrupt()
@@ -262,7 +264,9 @@ class Search:
                     if not self._may_ask(self._finished):
                         return
                     continue
-                done, _ = await asyncio.wait({*running, stopping, more}, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(
+                    {*running, stopping, more}, return_when=asyncio.FIRST_COMPLETED, timeout=self._look_again(running)
+                )
                 if more in done:
                     self._more.clear()
                     more = asyncio.create_task(self._more.wait())
@@ -283,6 +287,11 @@ class Search:
     def _has_room(self, running: set[asyncio.Task[None]]) -> bool:
         """Whether one more trial may begin; while the machine is short of memory, only when none runs."""
         return len(running) < self._concurrency and not (running and is_low())
+
+    def _look_again(self, running: set[asyncio.Task[None]]) -> float | None:
+        """Seconds after which there may be room for one more trial, though none has ended: memory comes back."""
+        held_back = len(running) < self._concurrency and self._may_ask(self._finished + len(running))
+        return LOOK_AGAIN_SECONDS if held_back else None
 
     @property
     def _concurrency(self) -> int:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+SAME_MOMENT = 0.001
+"""Seconds by which clocks of two units may differ."""
+
 
 @dataclass
 class Makespan:
     """The work of a search on its devices, as it is done."""
 
     devices: int
-    chains: bool = True
-    """Whether a trial runs on one device at a time: then none ends sooner than its own work takes."""
     work: dict[int, float] = field(default_factory=dict)
     """Seconds on devices, by trial."""
+    spread: set[int] = field(default_factory=set)
+    """Trials that were on several devices at the same time; any other takes at least as long as its own work."""
+    _ends: dict[int, float] = field(default_factory=dict)
     _first: float = float("inf")
     _last: float = 0.0
 
     def add(self, trial: int, started: float, seconds: float) -> None:
         """A unit of the trial ran on a device."""
         self.work[trial] = self.work.get(trial, 0.0) + seconds
+        ended = self._ends.get(trial, 0.0)
+        if started < ended - SAME_MOMENT:
+            self.spread.add(trial)
+        self._ends[trial] = max(ended, started + seconds)
         self._first = min(self._first, started)
         self._last = max(self._last, started + seconds)
 
@@ -31,14 +39,18 @@ class Makespan:
     @property
     def bound(self) -> float:
         """No schedule is shorter than the longest trial, nor than all work spread evenly."""
-        longest = max(self.work.values(), default=0.0) if self.chains else 0.0
-        return max(longest, sum(self.work.values()) / self.devices)
+        return max(self.longest, sum(self.work.values()) / self.devices)
+
+    @property
+    def longest(self) -> float:
+        """The work of the longest trial that was on one device at a time."""
+        return max((seconds for trial, seconds in self.work.items() if trial not in self.spread), default=0.0)
 
     def line(self) -> str:
         """For people; empty where nothing ran."""
         if not self.bound:
             return ""
-        longest = self.chains and max(self.work.values()) >= sum(self.work.values()) / self.devices
+        longest = self.longest >= sum(self.work.values()) / self.devices
         least = "the longest trial" if longest else f"all work spread over {self.devices} devices"
         ratio = self.seconds / self.bound
         return f"devices ran for {self.seconds:.1f} s, {ratio:.2f} of the least possible ({least}: {self.bound:.1f} s)"

@@ -23,9 +23,10 @@ def devices(view: StudyView) -> answers.Devices:
     names = sorted({*view.pool, *work.by_device})
     ran = max(0.0, work.device_last - work.device_first) if work.by_device else 0.0
     spans = any(name and name != "whole" and name != "shard" for name in set(view.columns.words("strategy")))
-    makespan = Makespan(max(1, len(names)), chains=not spans, work=dict(work.by_trial))
+    spread = set(work.by_trial) if spans else set[int]()
+    makespan = Makespan(max(1, len(names)), work=dict(work.by_trial), spread=spread)
     total = sum(work.by_device.values())
-    longest = not spans and max(makespan.work.values(), default=0.0) >= total / max(1, len(names))
+    longest = makespan.longest >= total / max(1, len(names))
     return answers.Devices(
         devices=[
             answers.DeviceRow(

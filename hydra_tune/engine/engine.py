@@ -187,7 +187,8 @@ class Engine:
             worker.held.pop(attempt, None)
         self._freed.set()
         if self._waiting:
-            self._dispatch()
+            # After whoever let go: its next unit is then among those to choose from.
+            asyncio.get_running_loop().call_soon(self._dispatch)
 
     @property
     def builder(self) -> int | None:

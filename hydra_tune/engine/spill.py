@@ -258,7 +258,7 @@ def lying(places: Sequence[Path]) -> dict[int, Lying]:
             if (match := _OF_TRIAL.match(name)) is None:
                 continue
             size, before = _size_of(place / name), found.get(int(match[1]), Lying())
-            host, disk = (size, 0) if _in_memory(place) else (0, size)
+            host, disk = (size, 0) if in_memory(place) else (0, size)
             found[int(match[1])] = Lying(before.host + host, before.disk + disk)
     return found
 
@@ -309,14 +309,14 @@ def _has_room(place: Path, size: int) -> bool:
     facts = os.statvfs(place)
     if facts.f_bavail * facts.f_frsize - size < facts.f_blocks * facts.f_frsize * KEPT_FREE:
         return False
-    if not _in_memory(place):
+    if not in_memory(place):
         return True
     available, whole = memory()
     return available - size >= whole * MEMORY_KEPT
 
 
 @functools.cache
-def _in_memory(place: Path) -> bool:
+def in_memory(place: Path) -> bool:
     """Whether files there are host memory."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]

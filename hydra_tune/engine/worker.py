@@ -7,6 +7,7 @@ runs.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -248,7 +249,9 @@ def main(fd: int) -> None:
     threading.Thread(target=worker.read_messages, name="hydra-messages", daemon=True).start()
     context.send(Ready(os.getpid()))
     for module in setup.warm:
-        importlib.import_module(module)
+        # What cannot be imported is the failure of the unit that needs it.
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
     worker.run_units()
 
 

@@ -16,6 +16,7 @@ from shutil import disk_usage
 import psutil
 
 from hydra_tune.devices import format_bytes
+from hydra_tune.engine.spill import in_memory
 
 SPARED = 0.1
 """Of the machine's memory, for everybody else."""
@@ -44,9 +45,9 @@ class Room:
 
     @classmethod
     def here(cls, places: Sequence[str], on_devices: int) -> Room:
-        """What this machine can give; `places` are where state is spilled to, the last one on disk."""
+        """What this machine can give; `places` are where state is spilled to, the last one mostly on disk."""
         memory = psutil.virtual_memory()
-        disk = disk_usage(Path(places[-1])).free if len(places) > 1 else 0
+        disk = 0 if in_memory(Path(places[-1])) else disk_usage(Path(places[-1])).free
         return cls(max(0, int(memory.available - SPARED * memory.total)), disk, on_devices)
 
     def holds(self, trials: Iterable[Taken]) -> bool:

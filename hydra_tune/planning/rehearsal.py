@@ -1,21 +1,20 @@
 """A few batches of a candidate's own training on a copy: what a batch takes, in seconds and in bytes, if trained whole.
 
-Nothing of it stays: all but the data is a copy, and training seeds its random numbers when it starts.
+Nothing of it stays: it is a copy that trains, and training seeds its random numbers when it starts.
 """
 
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import torch
 
 from hydra_tune.batches import move
 from hydra_tune.builds import Prepared
-from hydra_tune.candidate import Candidate
 from hydra_tune.engine.clock import work_seconds
+from hydra_tune.planning.copies import copied_candidate, copied_data
 from hydra_tune.training import MEASURED_STEPS, Training
 
 TIMED_SECONDS = 0.3
@@ -37,9 +36,9 @@ class Rehearsal:
 
 
 def rehearse(prepared: Prepared, seed: int, device: torch.device) -> Rehearsal:
-    """Train some batches of a copy. Raises whatever user code raises."""
-    candidate = _copied(prepared.candidate)
-    training = Training(candidate, prepared.train, prepared.valid, seed, device)
+    """Train some batches of a copy. Raises whatever user code raises, and CannotBeCopied."""
+    train, valid = copied_data(prepared.train), copied_data(prepared.valid)
+    training = Training(copied_candidate(prepared.candidate), train, valid, seed, device)
     try:
         for _ in range(MEASURED_STEPS):  # a step each, or where an epoch is short, what there is
             _some_steps(training, 1)
@@ -49,15 +48,6 @@ def rehearse(prepared: Prepared, seed: int, device: torch.device) -> Rehearsal:
     finally:
         # A loss that looks into the model by itself has left gradients in the original.
         prepared.candidate.model.zero_grad(set_to_none=True)
-
-
-def _copied(candidate: Candidate) -> Candidate:
-    """The candidate but for its data, with nothing in common with the original.
-
-    Pickled, as it would go to a device: a loss that counts its calls, or knows the model, has copies of its own.
-    """
-    copied: Candidate = cloudpickle.loads(cloudpickle.dumps(replace(candidate, train=list, valid=None)))
-    return copied
 
 
 def _some_steps(training: Training, count: int) -> int:

@@ -6,6 +6,8 @@ recorded for that, as profiles are, since recording takes longer than a rehearsa
 
 from __future__ import annotations
 
+import functools
+import types
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from hydra_tune.measurements import keep, kept
 from hydra_tune.planning.rehearsal import Rehearsal, rehearse
 from hydra_tune.shards.prepare import name_of, shapes_of
 
+FUNCTIONS = types.FunctionType | functools.partial
+LIBRARIES = str(Path(torch.__file__).parent)
 PLAIN = (bool, int, float, str, tuple, list, type(None))
 
 
@@ -41,20 +45,64 @@ def _key(prepared: Prepared, batches: Batches) -> str:
     data = type(prepared.train).__qualname__, type(prepared.valid).__qualname__
     steps = candidate.accumulate, candidate.clip_grad_norm is None, candidate.schedule_every, sorted(candidate.metrics)
     return profile_key(
-        repr(model), _code(model), _attributes(model), tensors, buffers, shapes_of(batches.fetch(0, 0)), data, steps,
+        repr(model), _code(*{type(module) for module in model.modules()}, candidate.loss, *candidate.metrics.values()),
+        _attributes(model), tensors, buffers, shapes_of(batches.fetch(0, 0)), data, steps,
         name_of(candidate.loss), _optimizer(candidate.optimizer(list(model.parameters()))), torch.get_num_threads(),
     )  # fmt: skip
 
 
-def _code(model: nn.Module) -> list[Any]:
-    """What the forwards of all kinds of modules do, as far as their code says so."""
-    kinds = {type(module) for module in model.modules()}
-    found = [(kind.__qualname__, getattr(kind.forward, "__code__", None)) for kind in kinds]
-    return sorted(
-        (name, code.co_code.hex(), repr(code.co_names), repr([c for c in code.co_consts if isinstance(c, PLAIN)]))
-        for name, code in found
-        if code is not None
-    )
+def _code(*things: Any) -> list[Any]:
+    """What user code does, as far as it can be seen: methods of its classes, functions, and those that they call."""
+    found: dict[Any, tuple[str, ...]] = {}
+    waiting = list(things)
+    while waiting:
+        thing = waiting.pop()
+        if not isinstance(thing, type | types.CodeType | FUNCTIONS):
+            thing = type(thing)
+        if thing in found or _is_library(thing):
+            continue
+        match thing:
+            case functools.partial():
+                given = (*thing.args, *thing.keywords.values())
+                found[thing] = ("partial", repr([each for each in given if isinstance(each, PLAIN)]))
+                waiting += [thing.func, *given]
+            case types.FunctionType():
+                found[thing] = (thing.__qualname__, repr(thing.__defaults__))
+                waiting += [thing.__code__, *_reached(thing)]
+            case types.CodeType():
+                plain = repr([const for const in thing.co_consts if isinstance(const, PLAIN)])
+                found[thing] = (thing.co_qualname, thing.co_code.hex(), repr(thing.co_names), plain)
+                waiting += [const for const in thing.co_consts if isinstance(const, types.CodeType)]
+            case _:
+                found[thing] = (thing.__qualname__,)
+                waiting += [*thing.__bases__, *(each for each in vars(thing).values() if isinstance(each, FUNCTIONS))]
+    return sorted(found.values())
+
+
+def _reached(function: types.FunctionType) -> list[Any]:
+    """Functions that it calls by name or has closed over."""
+    named = [function.__globals__.get(name) for name in function.__code__.co_names]
+    closed = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
+    return [thing for thing in (*named, *closed) if isinstance(thing, FUNCTIONS)]
+
+
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - asking is the only way to know
+    except ValueError:
+        return True
+    return False
+
+
+def _is_library(thing: Any) -> bool:
+    """Whether it comes with torch, whose version is in the key, or is built into Python."""
+    if isinstance(thing, functools.partial):
+        return False
+    if isinstance(thing, types.FunctionType):
+        thing = thing.__code__
+    if isinstance(thing, types.CodeType):
+        return thing.co_filename.startswith(LIBRARIES)
+    return str(thing.__module__).split(".")[0] in ("torch", "builtins")
 
 
 def _attributes(model: nn.Module) -> list[Any]:

@@ -16,7 +16,7 @@ import torch
 
 from hydra_tune.batches import some_rows
 from hydra_tune.builds import Prepared
-from hydra_tune.candidate import Pinned
+from hydra_tune.candidate import Dataset, Pinned
 from hydra_tune.devices import format_bytes
 from hydra_tune.engine.clock import work_seconds
 from hydra_tune.engine.worker import WorkerContext
@@ -25,6 +25,7 @@ from hydra_tune.graph.placement.links import link
 from hydra_tune.pipeline.microbatches import microbatches_for
 from hydra_tune.pipeline.prepare import lay_out, most_on_a_device
 from hydra_tune.planning import approximate, estimates
+from hydra_tune.planning.copies import CannotBeCopied, copied_data
 from hydra_tune.planning.estimates import Epoch, Estimate, StagedCosts, refused
 from hydra_tune.planning.pool import Pool, Rates
 from hydra_tune.planning.rates import calibrate, known_rates
@@ -65,6 +66,8 @@ class Survey:
     """That the survey took."""
     failed: str = ""
     """What came in the way, where it says nothing."""
+    stays: bool = False
+    """Whether the candidate cannot be sent to another process: only a device that builds it can train it."""
 
 
 def survey(context: WorkerContext, attempt: str, seed: int, profiles: Path, question: Question) -> Survey:
@@ -79,7 +82,7 @@ def survey(context: WorkerContext, attempt: str, seed: int, profiles: Path, ques
         found, look.failed = tuple(() for _ in question.pools), f"{type(error).__name__}: {error}"
     candidate.model.zero_grad(set_to_none=True)
     batches = look.epoch.batches if look.epoch is not None else 0
-    return Survey(found, candidate.epochs, batches, time.perf_counter() - began, look.failed)
+    return Survey(found, candidate.epochs, batches, time.perf_counter() - began, look.failed, look.stays)
 
 
 class _Look:
@@ -98,12 +101,14 @@ class _Look:
         self._rates: Rates | None = None
         self.failed = ""
         """Why the candidate could not be rehearsed."""
+        self.stays = False
 
     def at_everything(self) -> tuple[tuple[Estimate, ...], ...]:
         question, prepared = self.question, self.prepared
         if isinstance(prepared.train, Pinned):
             raise CandidateError("its data is pinned to partitions", "use strategy ist with data: pinned")
-        self.training = Training(prepared.candidate, prepared.train, prepared.valid, self.seed, torch.device("cpu"))
+        train, valid = self._data()
+        self.training = Training(prepared.candidate, train, valid, self.seed, torch.device("cpu"))
         self.epoch = _epoch_of(self.training)
         self.parameter_bytes = sum(p.numel() * p.element_size() for p in prepared.candidate.model.parameters())
         self.fetch_seconds = self._fetch_seconds()
@@ -112,6 +117,15 @@ class _Look:
         if self.failed and not question.insist:
             return tuple(() for _ in question.pools)
         return tuple(tuple(self._tried(name, pool) for name in question.among) for pool in question.pools)
+
+    def _data(self) -> tuple[Dataset, Dataset | None]:
+        """To look at: what it draws and counts is not drawn and counted in training."""
+        try:
+            return copied_data(self.prepared.train), copied_data(self.prepared.valid)
+        except CannotBeCopied:
+            if not self.question.insist:
+                raise  # trained as it is, without a look
+            return self.prepared.train, self.prepared.valid
 
     def _tried(self, name: str, pool: Pool) -> Estimate:
         """A strategy that cannot even be estimated takes nothing from the others."""
@@ -128,9 +142,11 @@ class _Look:
     def _rehearsed(self) -> Rehearsal | None:
         try:
             return rehearsed(self.prepared, self.training.batches, self.seed, torch.device("cpu"), self.profiles)
-        except Exception as error:  # noqa: BLE001 - what cannot be copied can still be cut
+        except CannotBeCopied as error:
+            self.failed, self.stays = str(error), True
+        except Exception as error:  # noqa: BLE001 - user code runs here
             self.failed = f"{type(error).__name__}: {error}"
-            return None
+        return None
 
     def _fetch_seconds(self) -> float:
         found = []
@@ -143,7 +159,7 @@ class _Look:
     def _of(self, name: str, pool: Pool) -> Estimate:
         if name == "whole":
             return self._whole(pool)
-        if self._soon_done(self._whole(pool)):
+        if "whole" in self.question.among and self._soon_done(self._whole(pool)):
             return refused(name, "not looked into: it fits a device, and is soon done")
         if name == "pipeline" and "shard" in self.question.among and self._soon_done(self._shard(pool)):
             return refused(name, "not looked into: in shards it is soon done")
@@ -242,7 +258,8 @@ class _Look:
         if name == "sparse":
             return self._sparse(pool)
         if self.rehearsal is None:
-            return refused(name, "the model is too large to be tried out whole")
+            why = f"trying it out failed ({self.failed})" if self.failed else "the model is too large to be tried out"
+            return refused(name, why)
         rates = self.rates
         if name == "elastic":
             return approximate.elastic(self.rehearsal, self.parameter_bytes, self.epoch, pool, rates)

@@ -171,7 +171,7 @@ class _Planned:
         choice = self.planner.choose(self.estimates, found.epochs)
         if auto.pools:
             raise Planned
-        if found.failed and (choice is None or not auto.apart):
+        if found.failed and (choice is None or not auto.apart or found.stays):
             return self._unmeasured(f"trying it out failed ({found.failed})")
         if choice is None:
             raise DoesNotFit(why_none(self.estimates))
@@ -234,7 +234,7 @@ class _Planned:
         said = error.failure.message if isinstance(error, UnitFailed) else str(error)
         if status != NO_MEMORY or choice.strategy == "shard":
             raise error
-        gone = {choice.strategy, *(APART if self.batches else ())}
+        gone = {choice.strategy, *(APART if self.batches or self.moves else ())}
         self.estimates = tuple(each for each in self.estimates if each.strategy not in gone)
         found = self.planner.choose(self.estimates, choice.epochs)
         if found is None and "shard" in self.names and not self.run.blueprint.whole_because:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from hydra_tune.engine.spill import in_memory
 from hydra_tune.planning.admission import Admission, Room, Taken, TooMuch
 
 
@@ -15,6 +17,15 @@ def test_room_counts_devices_once_and_spills_to_disk() -> None:
     assert room.holds([Taken(60, 40), Taken(60, 50)])
     assert not room.holds([Taken(60, 40), Taken(60, 51)])
     assert not Room(host=50, disk=1000, on_devices=60).holds([Taken(60)])
+
+
+def test_a_spill_directory_on_disk_is_room_by_itself(tmp_path: Path) -> None:
+    """`--spill` names one place; what is spilled there needs no memory."""
+    room = Room.here((str(tmp_path),), on_devices=0)
+    if in_memory(tmp_path):
+        pytest.skip("the temporary directory is host memory here")
+    assert room.disk > 0
+    assert room.holds([Taken(0, room.host + 1)])
 
 
 def test_a_trial_waits_until_another_has_ended() -> None:

@@ -19,7 +19,7 @@ SMALL = 600 * 2**10
 """Less than the candidate takes as a whole."""
 
 
-def looked_at(folder: Path, memory: int, soon_done: float) -> Survey:
+def looked_at(folder: Path, memory: int, soon_done: float, among: tuple[str, ...] = EXACT) -> Survey:
     made = layered()
     context: Any = SimpleNamespace(
         resident={"a": Prepared(made, made.train, made.valid)},
@@ -27,7 +27,7 @@ def looked_at(folder: Path, memory: int, soon_done: float) -> Survey:
     )
     (folder / "run").mkdir()
     pool = Pool(devices=2, memory=memory, host_bytes=2**30, disk_bytes=2**30)
-    return survey(context, "a", 1, folder / "profiles", Question((pool,), EXACT, soon_done))
+    return survey(context, "a", 1, folder / "profiles", Question((pool,), among, soon_done))
 
 
 def refusals(found: Survey) -> dict[str, str]:
@@ -63,3 +63,11 @@ def test_a_machine_without_room_to_measure_in_costs_no_strategy(
 
     monkeypatch.setattr(surveying, "calibrate", full)
     assert not refusals(looked_at(tmp_path, SMALL, 0.0))["shard"]
+
+
+@pytest.mark.parametrize("among", [("shard",), ("shard", "pipeline"), ("pipeline", "shard")])
+def test_a_choice_without_whole_is_looked_into_however_small_the_candidate(
+    tmp_path: Path, among: tuple[str, ...]
+) -> None:
+    why = refusals(looked_at(tmp_path, 2**30, 1e9, among))
+    assert not why["shard"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import Dataset
 
 import hydra_tune as ht
 from hydra_tune.planning import planner as planning
@@ -215,3 +217,47 @@ def test_objectives_are_asked_for_one_by_one_on_one_device() -> None:
     assert first.datetime_complete is not None
     assert second.datetime_start is not None
     assert second.datetime_start >= first.datetime_complete
+
+
+class Drawing(Dataset[Any]):
+    """Rows with noise of the data set's own, which no seed of ours resets."""
+
+    def __init__(self) -> None:
+        self.random = random.Random(3)
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((32,), index / 32 + self.random.random(), dtype=torch.float64), index % 2
+
+
+def build_drawing(trial: Any) -> ht.Candidate:
+    return layered(train=Drawing(), valid=None, epochs=1)
+
+
+def test_a_look_at_a_candidate_draws_nothing_from_its_data() -> None:
+    """The first candidate is looked at where it is trained: the data is the same object."""
+    results = [
+        ht.search(build_drawing, trials=1, strategy=strategy, study=strategy, **OPTIONS | {"devices": "1xcpu"})
+        for strategy in ("whole", "auto")
+    ]
+    assert results[0].best_value == results[1].best_value
+    assert results[1].trials[0].strategy == "whole"
+
+
+def build_parametrized(trial: Any) -> ht.Candidate:
+    """Its model cannot be pickled."""
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 2))
+    return wide(model=nn.Sequential(nn.Linear(32, 16), nn.ReLU(), layer).double())
+
+
+def test_a_candidate_that_cannot_be_sent_is_trained_where_it_is_built() -> None:
+    result = ht.search(build_parametrized, trials=2, device_memory="64MiB", **OPTIONS)
+    assert [(trial.state, trial.strategy) for trial in result.trials] == [("COMPLETE", "whole")] * 2
+    equals_the_plain_loop(result, build_parametrized)
+
+
+def test_small_candidates_are_trained_by_a_choice_without_whole() -> None:
+    result = ht.search(build_by_size, trials=1, strategy=["shard", "pipeline"], enqueue=[{"size": "small"}], **OPTIONS)
+    assert result.trials[0].strategy == "shard"
