@@ -184,13 +184,12 @@ class DeviceMemory:
             # After the wait: the transfer thread may have written the block to make room.
             files.delete(key)
 
-    def flush(self, files: SpillFiles, *, leave_out: str | None = None) -> None:
-        """Write every changed block of a trial to its files, but for keys that begin so; the blocks stay."""
+    def flush(self, files: SpillFiles) -> None:
+        """Write every changed block of a trial to its files; the blocks stay."""
         with self._lock:
             for block in self._of(files):
-                if leave_out is None or not block.key.startswith(leave_out):
-                    self._wait_for(block)
-                    self._write(block)
+                self._wait_for(block)
+                self._write(block)
 
     def forget(self, files: SpillFiles, *, outdated_only: bool = False) -> None:
         """Drop a trial's blocks without writing them; or only those of which its files have another version."""

@@ -69,7 +69,6 @@ class ShardedTrial:
         """Called after each step: a sign of life."""
         self.committed = True
         """Whether all that was trained is committed; else it is here only."""
-        self._over = False
         self._committed_at = time.perf_counter()
         self._commit_seconds = min(kit.plan.state_bytes, memory.budget) / COMMIT_BYTES_PER_SECOND
         self._norms: dict[str, torch.Tensor] = {}
@@ -93,14 +92,11 @@ class ShardedTrial:
         self.files.close()
 
     def commit(self) -> None:
-        """Make this the state that survives, and that another worker can take up.
-
-        Of a trial whose last epoch is over the optimizer's state is not written: nothing trains from it any more.
-        """
+        """Make this the state that survives, and that another worker can take up."""
         began = time.perf_counter()
         self.logbook.schedule, self.logbook.groups = self.schedule.state(), list(self.schedule.options)
         self.logbook.commits += 1
-        self.memory.flush(self.files, leave_out="o/" if self._over else None)
+        self.memory.flush(self.files)
         self.files.commit(self.logbook.as_json())
         self.committed = True
         self._committed_at = time.perf_counter()
@@ -292,8 +288,8 @@ class ShardedTrial:
 
     # Evaluation and epochs
 
-    def end_epoch(self, epoch: int | None = None, *, last: bool = False) -> dict[str, float]:
-        """Judge the epoch, step an epoch schedule, and commit; after the `last` one nothing is trained.
+    def end_epoch(self, epoch: int | None = None) -> dict[str, float]:
+        """Judge the epoch, step an epoch schedule, go to the next epoch, and commit.
 
         An `epoch` that is behind has been judged by a worker which ended before it could say so; what a lost worker had
         trained of this one since the last commit is trained again.
@@ -310,7 +306,6 @@ class ShardedTrial:
         logbook.epoch, logbook.batch = logbook.epoch + 1, 0
         logbook.loss_sum, logbook.loss_rows = 0.0, 0
         logbook.history.append(judged)
-        self._over = last
         self.commit()
         return judged
 

@@ -101,8 +101,7 @@ class InShards(InTraining):
         return progress
 
     async def end_epoch(self, remaining: float | None) -> dict[str, float]:
-        last = self.epoch + 1 == self.run.blueprint.epochs
-        done = await self._unit("evaluate", shard_units.end_epoch, self.epoch, last, remaining=remaining)
+        done = await self._unit("evaluate", shard_units.end_epoch, self.epoch, remaining=remaining)
         metrics: dict[str, float] = done.value
         self.epoch += 1
         return metrics

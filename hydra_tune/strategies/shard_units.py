@@ -215,10 +215,10 @@ def commit(context: WorkerContext, attempt: str, spilled: Spilled) -> Done:
         return trial.done(None)
 
 
-def end_epoch(context: WorkerContext, attempt: str, spilled: Spilled, epoch: int, last: bool) -> Done:
-    """Evaluate, and go to the next epoch, if it was not the last one."""
+def end_epoch(context: WorkerContext, attempt: str, spilled: Spilled, epoch: int) -> Done:
+    """Evaluate, and go to the next epoch."""
     with _taken_up(context, attempt, spilled) as trial:
-        return trial.done(trial.trial.end_epoch(epoch, last=last))
+        return trial.done(trial.trial.end_epoch(epoch))
 
 
 def keep_weights(context: WorkerContext, attempt: str, spilled: Spilled) -> Done:

@@ -313,27 +313,6 @@ def test_a_checkpoint_goes_on_in_either_form(kind: str, accumulate: int, tmp_pat
     assert_same(finish(last).state(), expected.state())
 
 
-def test_after_the_last_epoch_all_but_the_optimizers_state_is_written(tmp_path: Path) -> None:
-    """Its weights are the plain loop's; what nothing trains from any more is not worth the writing."""
-    build = partial(candidate, "mlp", epochs=1, keep="best")
-    expected = finish(start(build())).state()
-    written = []
-    for last in (False, True):
-        folder = tmp_path / str(last)
-        folder.mkdir()
-        with in_shards(start(build()), 1.0, folder) as sharded:
-            trial = sharded.worker()
-            trial._commit_seconds = 1e9  # none is due before the end
-            trial.train_for(1e9)
-            before = sharded.files.written_bytes
-            trial.end_epoch(0, last=last)
-            written.append(sharded.files.written_bytes - before)
-            trial.keep_weights()
-            assert_same(sharded.state()["tensors"], expected["tensors"])
-            optimizer = sum(layout.size for b in sharded.kit.plan.bundles for layout in b.optimizer.values())
-    assert written[0] - written[1] == optimizer > 0
-
-
 def test_a_trial_is_cut_anew_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     build = partial(candidate, "transformer", accumulate=2, clip_grad_norm=0.5, keep="best")
     expected = finish(start(build())).state()
