@@ -110,11 +110,13 @@ def _timed(pilot: _Pilot, inputs: Sequence[Any], counted: Sequence[_Measured]) -
             runs.append(pilot.run(inputs, counting=False))
     sizes = [(count.activation_bytes, count.forward_peak_bytes, count.backward_peak_bytes) for count in counted]
     kinds = kinds_of(pilot.model, pilot.captured, sizes)
-    clocks = {name: medians(kinds, [[getattr(one, name) for one in run] for run in runs]) for name in _CLOCKS}
+    forward, backward, step = (
+        medians(kinds, [[getattr(one, name) for one in run] for run in runs]) for name in _CLOCKS
+    )
     return [
-        replace(one, **{name: seconds[index] for name, seconds in clocks.items()})
+        replace(one, forward_seconds=forward[index], backward_seconds=backward[index], step_seconds=step[index])
         for index, one in enumerate(runs[-1])
-    ]  # fmt: skip
+    ]
 
 
 @contextmanager

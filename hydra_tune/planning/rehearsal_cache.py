@@ -22,7 +22,7 @@ from hydra_tune.measurements import keep, kept
 from hydra_tune.planning.rehearsal import Rehearsal, rehearse
 from hydra_tune.shards.prepare import name_of, shapes_of
 
-FUNCTIONS = types.FunctionType | functools.partial
+FUNCTIONS = (types.FunctionType, functools.partial)
 LIBRARIES = str(Path(torch.__file__).parent)
 PLAIN = (bool, int, float, str, tuple, list, type(None))
 
@@ -57,7 +57,7 @@ def _code(*things: Any) -> list[Any]:
     waiting = list(things)
     while waiting:
         thing = waiting.pop()
-        if not isinstance(thing, type | types.CodeType | FUNCTIONS):
+        if not isinstance(thing, (type, types.CodeType, *FUNCTIONS)):
             thing = type(thing)
         if thing in found or _is_library(thing):
             continue
