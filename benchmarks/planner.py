@@ -1,6 +1,6 @@
 """Twelve mixed candidates on two CPU devices: how well their time and memory are predicted, and what choosing pays.
 
-Small MLPs, a residual net, GPTs that fit a device and GPTs that do not. `auto` chooses for each trial; `shard` and
+Small MLPs, a residual net, and GPTs of two sizes, none of which fits a device as a whole. `auto` chooses for each trial; `shard` and
 `pipeline`, one trial at a time as both devices hardly hold the largest, are the fixed strategies that can train all
 twelve (`whole` cannot: some do not fit). `model parallel` is one trial at a time, of which one device computes at a
 time, with the memory of both; that handing over costs it nothing is in its favour. Then
