@@ -1,12 +1,12 @@
 """Twelve mixed candidates on two CPU devices: how well their time and memory are predicted, and what choosing pays.
 
-Small MLPs, a residual net, and GPTs of two sizes, none of which fits a device as a whole. `auto` chooses for each trial; `shard` and
-`pipeline`, one trial at a time as both devices hardly hold the largest, are the fixed strategies that can train all
-twelve (`whole` cannot: some do not fit). `model parallel` is one trial at a time, of which one device computes at a
-time, with the memory of both; that handing over costs it nothing is in its favour. Then
-six small trials and a long one on the same two devices, which is alone for most of its time, unless it is spread over
-both. A makespan is from the first unit of a search to its last, builds and surveys included. What models cost is
-measured once and kept; `cold` is the search that measures it. What is slower by far runs in fewer rounds.
+Small MLPs, a residual net, and GPTs of two sizes, none of which fits a device whole. `auto` chooses for each trial;
+`shard` and `pipeline`, one trial at a time as both devices hardly hold the largest, are the fixed strategies that can
+train all twelve (`whole` cannot: some do not fit). `model parallel` is one trial at a time, of which one device
+computes at a time, with the memory of both; that handing over costs it nothing is in its favour. Then six small trials
+and a long one on the same two devices, which is alone for most of its time, unless it is spread over both. A makespan
+is from the first unit of a search to its last, builds and surveys included. What models cost is measured once and
+kept; `cold` is the search that measures it. What is slower by far runs in fewer rounds.
 """
 
 from __future__ import annotations
