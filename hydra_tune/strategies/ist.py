@@ -58,6 +58,11 @@ class Ist(Strategy):
 
     async def train(self, run: TrialRun) -> None:
         pinned = self.data == "pinned"
+        if pinned and not run.blueprint.partitions:
+            raise CandidateError(
+                "data is 'pinned', and Candidate.train is no ht.Pinned",
+                "give train=ht.Pinned(...) a function for each subnet, or leave data at 'shared'",
+            )
         subnets = self.subnets or (run.blueprint.partitions if pinned else max(len(run.engine.devices), LEAST_SUBNETS))
         if pinned and run.blueprint.partitions != subnets:
             raise CandidateError(

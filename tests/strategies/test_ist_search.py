@@ -264,7 +264,11 @@ UNFIT: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str, str]
     "small device": (
         {}, {"subnets": 2}, {"device_memory": "2KiB"}, "OUT_OF_MEMORY", "a subnet needs",
     ),
-    "unpinned": ({}, {"data": "pinned", "subnets": 2}, {}, "FAILED", "Candidate.train has 0 pinned partitions"),
+    "unpinned": ({}, {"data": "pinned"}, {}, "FAILED", "data is 'pinned', and Candidate.train is no ht.Pinned"),
+    "too few partitions": (
+        {"train": ht.Pinned(rows, rows)}, {"data": "pinned", "subnets": 3}, {}, "FAILED",
+        "there are 3 subnets, and Candidate.train has 2 pinned partitions",
+    ),
     "pinned": (
         {"train": ht.Pinned(rows, rows)}, {"subnets": 2}, {}, "FAILED", "(use strategy ist with data: pinned)",
     ),
