@@ -232,7 +232,8 @@ class _Planned:
         """The trial did not fit after all: what else is there? Raises the error where there is nothing."""
         status = error.failure.status if isinstance(error, UnitFailed) else error.status
         said = error.failure.message if isinstance(error, UnitFailed) else str(error)
-        if status != NO_MEMORY or choice.strategy == "shard":
+        # What a strategy of its own kind has trained nobody can go on from.
+        if status != NO_MEMORY or choice.strategy == "shard" or (choice.strategy in APART and self.batches):
             raise error
         gone = {choice.strategy, *(APART if self.batches or self.moves else ())}
         self.estimates = tuple(each for each in self.estimates if each.strategy not in gone)
