@@ -18,6 +18,7 @@ import hydra_tune as ht
 from hydra_tune.coordinator import STOP_SECONDS
 from hydra_tune.storage import open_storage
 from tests.candidates import build_small, small_candidate
+from tests.fault.searches import wait_for
 
 
 def objective(trial: optuna.Trial) -> float:
@@ -127,6 +128,29 @@ def test_a_timeout_starts_no_more_trials() -> None:
     result = run(slow, trials=10_000, timeout=3.0)
     assert 0 < len(result.trials) < 100
     assert all(r.state == "COMPLETE" for r in result.trials)
+
+
+def test_a_search_that_was_short_of_memory_begins_its_next_trial_though_none_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first trial ends only when the second has begun, which is held back once."""
+    looks: list[bool] = []
+
+    def is_low() -> bool:
+        looks.append(not looks)
+        return looks[-1]
+
+    def meeting(trial: optuna.Trial) -> float:
+        if trial.number == 1:
+            Path("second").touch()
+        wait_for(Path("second").exists, "the second trial")
+        return float(trial.number)
+
+    monkeypatch.setattr("hydra_tune.coordinator.is_low", is_low)
+    monkeypatch.setattr("hydra_tune.coordinator.LOOK_AGAIN_SECONDS", 0.01)
+    result = run(meeting, trials=2, strategy="whole")
+    assert [(record.state, record.value) for record in result.trials] == [("COMPLETE", 0.0), ("COMPLETE", 1.0)]
+    assert looks[:2] == [True, False]
 
 
 def test_only_the_best_keep_their_weights() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import re
 import resource
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,7 +20,8 @@ import pytest
 
 from hydra_tune.devices import Device
 from hydra_tune.engine.engine import Engine
-from hydra_tune.engine.unit import Role, Unit, UnitFailed, UnitHung, UnitResult
+from hydra_tune.engine.scheduler import POLICIES
+from hydra_tune.engine.unit import Memory, Role, Unit, UnitFailed, UnitHung, UnitResult
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.errors import HydraTuneError, WorkerLost
 
@@ -58,6 +61,14 @@ def talk(context: WorkerContext) -> Any:
 
 def ask_nonsense(context: WorkerContext) -> Any:
     return context.ask(context.unit, "nonsense")
+
+
+def is_imported(context: WorkerContext, module: str) -> bool:
+    return module in sys.modules
+
+
+def import_now(context: WorkerContext, module: str) -> None:
+    importlib.import_module(module)
 
 
 def wait_for(context: WorkerContext, path: str) -> int:
@@ -116,10 +127,10 @@ class Record:
 
 
 @asynccontextmanager
-async def engine(directory: Path, devices: int = 2) -> AsyncIterator[tuple[Engine, Record]]:
+async def engine(directory: Path, devices: int = 2, **options: Any) -> AsyncIterator[tuple[Engine, Record]]:
     record = Record()
     pool = [Device(f"cpu:{i}", "cpu", 2**30, 1) for i in range(devices)]
-    async with Engine(pool, record, directory=str(directory)) as running:
+    async with Engine(pool, record, directory=str(directory), **options) as running:
         yield running, record
 
 
@@ -290,5 +301,49 @@ def test_a_worker_that_cannot_start_ends_the_engine_with_its_words(
             for _ in range(2):
                 with pytest.raises(HydraTuneError, match="before it was ready, 3 times"):
                     await running.run(unit(pid))
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_imported_ahead_costs_the_unit_that_needs_it_and_no_worker(tmp_path: Path) -> None:
+    """A worker that ended by it would be ready before that each time, and so be replaced for ever."""
+    (tmp_path / "broken_ahead.py").write_text("raise RuntimeError('not on this machine')")
+    (tmp_path / "sound_ahead.py").touch()
+    options = {"python_path": [str(tmp_path)], "warm": {Role.BUILDER: ("broken_ahead", "missing", "sound_ahead")}}
+
+    async def main() -> None:
+        async with engine(tmp_path, expect=0, **options) as (running, record):
+            first = asyncio.create_task(running.run(unit(is_imported, "sound_ahead", role=Role.BUILDER)))
+            while not first.done() and not record.lost:
+                await asyncio.sleep(0.01)
+            assert not record.lost
+            assert first.result().value is True, "the others are imported all the same"
+            with pytest.raises(UnitFailed, match="not on this machine"):
+                await running.run(unit(import_now, "broken_ahead", role=Role.BUILDER))
+            assert not record.lost
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("whole_remaining", "turns"), [(5.0, [0, 0, 1]), (120.0, [0, 1, 0])])
+def test_who_lets_go_of_a_device_and_who_waited_for_it_are_chosen_from_alike(
+    tmp_path: Path, whole_remaining: float, turns: list[int]
+) -> None:
+    """A sharded trial lets go at each commit, a moment before its next unit is there: it loses its turn to a whole one
+    only where that has longer to go, not because that has waited."""
+    in_shards, whole = Memory(2**20, spills=True), Memory(2**20, 2**19, alone=True)
+
+    async def main() -> None:
+        options = {"policy": POLICIES["lazy-lrtf"], "slots": 1}
+        async with engine(tmp_path, devices=1, **options) as (running, record):
+
+            async def sharded() -> None:
+                for _ in range(2):
+                    await running.run(unit(pid, trial=0, memory=in_shards, remaining=60.0))
+                    running.let_go("a0")
+
+            waits = running.run(unit(pid, trial=1, memory=whole, remaining=whole_remaining))
+            await asyncio.gather(sharded(), waits)
+            assert [begun.trial for begun, _ in record.started] == turns
 
     asyncio.run(main())
