@@ -2,11 +2,15 @@
 
 All train the same network on the same batches in the same micro-batches. `torch` is torch.distributed.pipelining with
 Schedule1F1B between two processes over gloo, cut at the same layer. A step is measured from the batch to the end of
-the optimizer's step, and its median over a run counts.
+the optimizer's step. What neighbours do to the machine changes from one minute to the next, so one device, torch and
+the pipeline take turns step by step, each in processes of its own that sleep meanwhile; a round's figure is the median
+of the ratios of neighbouring steps. Two trials at once are measured in runs of their own, of which the median step
+counts.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import statistics
@@ -14,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +73,74 @@ def searched(folder: str, strategy: Any, trials: int = 1, at_once: int = 1) -> t
     return records, [unit for unit in units if unit.kind in ("train", "forward", "backward", "step")]
 
 
-def one_device(folder: str) -> float:
-    """A unit trains for about a second: one batch here, or several on a quicker machine."""
-    _, units = searched(folder, "whole")
-    seconds = [unit.seconds for unit in units if unit.kind == "train"]
-    if len(seconds) == BATCHES:
-        return statistics.median(seconds)
-    return sum(seconds) / BATCHES
+class Player:
+    """A system in processes of its own, which makes a step when it is told to."""
+
+    def __init__(self, *commands: Sequence[str]) -> None:
+        environment = {**os.environ, **MEMORY_SETTINGS, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.pipeline", *command], env=environment, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, text=True,
+            )
+            for command in commands
+        ]  # fmt: skip
+
+    def step(self) -> float:
+        """The seconds of the next step; only the first process says them."""
+        first = self._processes[0]
+        assert first.stdin is not None
+        assert first.stdout is not None
+        print(file=first.stdin, flush=True)
+        return float(first.stdout.readline())
+
+    def finish(self) -> None:
+        for process in self._processes:
+            process.communicate()
+            assert process.returncode == 0
 
 
-def pipelined(folder: str) -> float:
-    records, _ = searched(folder, {"name": "pipeline", "microbatches": MICROBATCHES})
-    return float(records[0].plan["measured_step_ms"]) / 1000
+def wait_for_turn() -> None:
+    """In a player: sleep until the next step is asked for."""
+    sys.stdin.readline()
+
+
+def in_turns(folder: str) -> dict[str, list[float]]:
+    """The steps of one device, torch and the pipeline, taken in turns; of the first, nobody is warm yet."""
+    players = {
+        "one device": Player(["--search", "whole", folder]),
+        "torch": Player(["--rank", "0", str(Path(folder).resolve())], ["--rank", "1", str(Path(folder).resolve())]),
+        "pipeline": Player(["--search", "pipeline", folder]),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in players}
+    for batch in range(BATCHES):
+        for name in players if batch % 2 else reversed(players):
+            seconds[name].append(players[name].step())
+    for player in players.values():
+        player.finish()
+    Path(folder, "store").unlink(missing_ok=True)
+    return {name: found[1:] for name, found in seconds.items()}
+
+
+def play_search(name: str, folder: str) -> None:
+    """A player: a search of one trial, whose every batch waits for its turn."""
+    from hydra_tune.strategies import whole
+    from hydra_tune.strategies.pipeline import InStages
+
+    whole.SLICE_SECONDS = 0.0
+    kind: Any = InStages if name == "pipeline" else whole.OnOneDevice
+    method = "_train_batch" if name == "pipeline" else "train"
+    plain = getattr(kind, method)
+
+    async def in_turn(self: Any, remaining: float | None) -> Any:
+        await asyncio.to_thread(wait_for_turn)
+        clock = time.perf_counter()
+        done = await plain(self, remaining)
+        print(time.perf_counter() - clock, flush=True)
+        return done
+
+    setattr(kind, method, in_turn)
+    searched(folder, {"name": name, "microbatches": MICROBATCHES} if name == "pipeline" else name)
 
 
 def two_trials(folder: str, *, at_once: bool, placer: str = "balanced") -> float:
@@ -93,20 +153,6 @@ def two_trials(folder: str, *, at_once: bool, placer: str = "balanced") -> float
     records, _ = searched(folder, strategy, trials=2, at_once=2 if at_once else 1)
     steps = [float(record.plan["measured_step_ms"]) / 1000 for record in records]
     return max(steps) if at_once else sum(steps)
-
-
-def torch_pipelining() -> float:
-    """Two processes of torch's own; the seconds of a step as the first one sees them."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, **MEMORY_SETTINGS, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, "-m", "benchmarks.pipeline", "--rank"]
-        others = [
-            subprocess.Popen([*command, str(rank), folder], env=environment, stdout=subprocess.PIPE, text=True)
-            for rank in (0, 1)
-        ]
-        said = [process.communicate()[0] for process in others]
-        assert not any(process.returncode for process in others), said
-    return float(said[0].split()[-1])
 
 
 def rank(index: int, folder: str) -> None:
@@ -125,8 +171,9 @@ def rank(index: int, folder: str) -> None:
     schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=nn.functional.cross_entropy)
     inputs, targets = data(BATCHES)
     order = torch.randperm(len(inputs))
-    seconds = []
     for start in range(0, len(inputs), BATCH):
+        if not index:
+            wait_for_turn()
         dist.barrier()
         clock = time.perf_counter()
         rows = order[start : start + BATCH]
@@ -138,8 +185,8 @@ def rank(index: int, folder: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
         dist.barrier()
-        seconds.append(time.perf_counter() - clock)
-    print(statistics.median(seconds[1:]))
+        if not index:
+            print(time.perf_counter() - clock, flush=True)
     dist.destroy_process_group()
 
 
@@ -147,30 +194,49 @@ def main() -> None:
     if "--rank" in sys.argv:
         rank(int(sys.argv[2]), sys.argv[3])
         return
+    if "--search" in sys.argv:
+        play_search(sys.argv[2], sys.argv[3])
+        return
     options = arguments(__doc__ or "")
     rounds = options.rounds or (1 if options.quick else 5)
+    steps: dict[str, list[list[float]]] = {}
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        pipelined(folder)  # its profile is kept for the others
+        searched(folder, {"name": "pipeline", "microbatches": MICROBATCHES})  # its profile is kept for the others
+
+        def turns() -> float:
+            for name, found in in_turns(folder).items():
+                steps.setdefault(name, []).append(found)
+            return statistics.median(steps["pipeline"][-1])
+
         systems: dict[str, Callable[[], float]] = {
-            "pipeline": lambda: pipelined(folder),
-            "torch": torch_pipelining,
-            "one device": lambda: one_device(folder),
+            "pipeline": turns,
             "two at once": lambda: two_trials(folder, at_once=True),
             "one after the other": lambda: two_trials(folder, at_once=False),
             "one after the other, best stages": lambda: two_trials(folder, at_once=False, placer="best"),
         }
         seconds = interleaved(systems, rounds)
+    _report(seconds, steps)
+
+
+def _report(seconds: dict[str, list[float]], steps: dict[str, list[list[float]]]) -> None:
+    def neighbours(slow: str, fast: str) -> list[float]:
+        """For each round, the median ratio of steps beside each other."""
+        pairs = zip(steps[slow], steps[fast], strict=True)
+        return [statistics.median(ratios(a, b)) for a, b in pairs]
+
     figures = {
-        "vs_torch_pipelining": ratios(seconds["torch"], seconds["pipeline"]),
-        "speedup_vs_one_device": ratios(seconds["one device"], seconds["pipeline"]),
+        "vs_torch_pipelining": neighbours("torch", "pipeline"),
+        "speedup_vs_one_device": neighbours("one device", "pipeline"),
+        "torch_vs_one_device": neighbours("one device", "torch"),
         "bubble_fill_speedup": ratios(seconds["one after the other"], seconds["two at once"]),
         "bubble_fill_vs_best_alone": ratios(seconds["one after the other, best stages"], seconds["two at once"]),
     }
     rows = [(name, spread(values)) for name, values in figures.items()]
-    rows += [(f"seconds, {name}", spread(values)) for name, values in seconds.items()]
+    rows += [(f"seconds, {name}", spread([statistics.median(each) for each in found])) for name, found in steps.items()]
+    rows += [(f"seconds, {name}", spread(values)) for name, values in seconds.items() if name != "pipeline"]
     finish(rows, {
         **{name: statistics.median(values) for name, values in figures.items()}, "microbatches": MICROBATCHES,
-        "rows_a_microbatch": BATCH // MICROBATCHES, "rounds": rounds,
+        "rows_a_microbatch": BATCH // MICROBATCHES, "rounds": len(steps["torch"]), "steps_a_round": BATCHES - 1,
     })  # fmt: skip
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ from hydra_tune.seeds import RandomState
 
 logger = logging.getLogger(__name__)
 
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Layers whose gradients of input and weights are products of their own; others compute both at once."""
+
 
 @dataclass(frozen=True)
 class Node:
@@ -36,6 +40,9 @@ class Node:
     stop: int
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
+    layer: int | None = None
+    """The operation that has the parameters, where it is a dense or convolutional layer whose weights nobody else uses:
+    their gradients can be computed after that of its input, at no extra cost."""
 
 
 @dataclass(frozen=True)
@@ -180,17 +187,25 @@ def _inside(name: str, opaque: set[str]) -> bool:
 def _nodes(program: Program, model: nn.Module) -> tuple[Node, ...]:
     """Operations grouped: each one with parameters starts a node, those without belong to the one before."""
     nodes: list[Node] = []
-    start, names, label = 0, _Used(), ""
+    start, names, label, layer = 0, _Used(), "", None
     first = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     for index, op in enumerate(program.training):
         used = _used_by(op, model, first)
         if used.parameters and names.parameters:
-            nodes.append(Node(label, start, index, tuple(names.parameters), tuple(names.buffers)))
+            nodes.append(Node(label, start, index, tuple(names.parameters), tuple(names.buffers), layer))
             start, names, label = index, _Used(), ""
+        if used.parameters:
+            layer = index if _is_layer(op, model) else None
         label = label if label and not used.parameters else op.label
         names.add(used)
-    nodes.append(Node(label, start, len(program), tuple(names.parameters), tuple(names.buffers)))
-    return tuple(nodes)
+    nodes.append(Node(label, start, len(program), tuple(names.parameters), tuple(names.buffers), layer))
+    users = Counter(name for node in nodes for name in node.parameters)
+    return tuple(replace(node, layer=None) if any(users[n] > 1 for n in node.parameters) else node for node in nodes)
+
+
+def _is_layer(op: Op, model: nn.Module) -> bool:
+    """Whether an operation calls one of torch's own layers, and not a class of the user's that is made of one."""
+    return op.kind == "module" and type(model.get_submodule(str(op.target))) in LAYERS
 
 
 class _Used:

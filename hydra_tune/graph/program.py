@@ -114,14 +114,20 @@ class Program:
                         del values[value]
 
     def run_some(
-        self, model: nn.Module, values: dict[int, Any], some: Sequence[int], keep: Collection[int], *, training: bool
-    ) -> None:
-        """Run some operations, in order; of the values, those in `keep` stay, and any other goes after its last use."""
+        self, model: nn.Module, values: dict[int, Any], some: Sequence[int], keep: Collection[int], *, training: bool,
+        made: Callable[[int, Any], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Run some operations, in order; of the values, those in `keep` stay, and any other goes after its last use.
+
+        `made` is told of each operation and its value.
+        """
         ops = self.training if training else self.evaluation
         last = _last_uses(ops, some)
         with self._computing(values):
             for index in some:
                 values[self.value_of(index)] = _done(ops[index], model, values)
+                if made is not None:
+                    made(index, values[self.value_of(index)])
                 for value in last.get(index, ()):
                     if value not in keep:
                         del values[value]

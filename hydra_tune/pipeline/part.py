@@ -21,6 +21,7 @@ from hydra_tune.batches import Batches, move, some_rows
 from hydra_tune.engine.memory import TensorBytes
 from hydra_tune.engine.spill import SpillFiles
 from hydra_tune.graph.program import program_inputs
+from hydra_tune.pipeline.halves import Halves
 from hydra_tune.pipeline.handover import Handover
 from hydra_tune.pipeline.kit import Fetched, Forwarded, Judged, PipelineKit, Random, Sent
 from hydra_tune.pipeline.microbatches import bounds
@@ -40,6 +41,8 @@ class _Graph:
     entered: dict[int, list[torch.Tensor]]
     """The tensors of each value that came in from a stage."""
     gave: dict[int, list[torch.Tensor]]
+    halves: Halves | None = None
+    """Where gradients of weights come after those that another device waits for."""
 
 
 @dataclass
@@ -50,6 +53,8 @@ class _InFlight:
     graphs: dict[int, _Graph] = field(default_factory=dict)
     gradients: dict[tuple[int, int], list[torch.Tensor | None]] = field(default_factory=dict)
     """By value, and the stage that gives them."""
+    halves: dict[int, Halves] = field(default_factory=dict)
+    """Of stages whose weights' gradients are still to come."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +157,13 @@ class Part:
 
     # Training
 
-    def forward(self, stage: Stage, lane: int, arrived: Sent, weight: float, random: Random) -> Forwarded:
-        """A stage's forward for a micro-batch; that with the loss goes backward at once."""
+    def forward(
+        self, stage: Stage, lane: int, arrived: Sent, weight: float, random: Random, *, halves: bool
+    ) -> Forwarded:
+        """A stage's forward for a micro-batch; that with the loss goes backward at once.
+
+        With `halves` the gradients of its weights are left for `weights`, if there is room for what they wait with.
+        """
         flight = self._arrive(lane, arrived)
         self._mode(training=True)
         if random is not None:
@@ -168,10 +178,17 @@ class Part:
             if value >= first:
                 entered[value] = leaves
         keep = {*stage.gives, *(self.kit.program.results if stage.loss else ())}
-        self.kit.program.run_some(self.model, values, stage.ops, keep, training=True)
-        graph = _Graph(entered, {value: _tensors(values[value]) for value in stage.gives})
+        split = self._halves(stage) if halves and self._measured else None
+        self.kit.program.run_some(
+            self.model, values, stage.ops, keep, training=True, made=None if split is None else split.watch
+        )
+        if split is not None and self.tensors.peak + split.bytes > self.kit.capacity[self.index]:
+            split.forget_hooks()
+            split = None
+        graph = _Graph(entered, {value: _tensors(values[value]) for value in stage.gives}, split)
         if stage.loss:
-            loss = self._loss(values, flight.values[TARGETS], weight)
+            loss, root = self._loss(values, flight.values[TARGETS], weight)
+            self._go_back(stage, lane, graph, [root], [None])
             return Forwarded(self._pass_back(stage, lane, graph), self._after(random), loss)
         flight.graphs[stage.index] = graph
         flight.values |= {value: values[value] for value in stage.gives}
@@ -181,15 +198,35 @@ class Part:
         """Where the random streams stand, for who goes on from there."""
         return RandomState.capture(self.device).state() if random is not None else None
 
-    def _loss(self, values: Mapping[int, Any], targets: Any, weight: float) -> float:
+    def _loss(self, values: Mapping[int, Any], targets: Any, weight: float) -> tuple[float, torch.Tensor]:
+        """The loss, and what to go back from: its part of the batch's."""
         candidate = self.kit.candidate
         loss = candidate.loss(self.kit.program.outputs(values), targets)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise Diverged("the training loss", value, self.share.steps)
         weighted = loss if weight == 1.0 else loss * weight
-        (weighted / candidate.accumulate).backward()  # type: ignore[no-untyped-call]
-        return value
+        return value, weighted / candidate.accumulate
+
+    def _halves(self, stage: Stage) -> Halves:
+        named = self.share.parameters.named
+        return Halves({op: [named[name] for name in names] for op, names in stage.layers})
+
+    def _go_back(
+        self, stage: Stage, lane: int, graph: _Graph, roots: list[torch.Tensor], gradients: list[torch.Tensor | None]
+    ) -> None:
+        if graph.halves is None:
+            torch.autograd.backward(roots, gradients)
+            return
+        entered = (tensor for tensors in graph.entered.values() for tensor in tensors)
+        graph.halves.first(roots, gradients, entered, self.share.parameters.named.values())
+        self._lanes[lane].halves[stage.index] = graph.halves
+
+    def weights(self, stage: Stage, lane: int) -> None:
+        """The gradients of a stage's weights, where they were left for later."""
+        halves = self._lanes[lane].halves.pop(stage.index, None)
+        if halves is not None:
+            halves.second()
 
     def backward(self, stage: Stage, lane: int, arrived: Sequence[tuple[int, Sent]]) -> Sent:
         """A stage's backward for a micro-batch; `arrived` are gradients, with the stages that gave them."""
@@ -200,7 +237,7 @@ class Part:
                 flight.gradients[value, user] = [_copy(each) for each in self.handover.receive(places)]
         graph = flight.graphs.pop(stage.index)
         roots: list[torch.Tensor] = []
-        gradients: list[torch.Tensor] = []
+        gradients: list[torch.Tensor | None] = []
         for value, tensors in graph.gave.items():
             from_users = [flight.gradients.pop(key) for key in sorted(flight.gradients) if key[0] == value]
             for i, tensor in enumerate(tensors):
@@ -210,7 +247,7 @@ class Part:
                     gradients.append(sum(given[1:], given[0]))
             flight.values.pop(value, None)
         if roots:
-            torch.autograd.backward(roots, gradients)
+            self._go_back(stage, lane, graph, roots, gradients)
         return self._pass_back(stage, lane, graph)
 
     def step(self, factor: float) -> None:

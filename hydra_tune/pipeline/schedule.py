@@ -125,17 +125,23 @@ class _Play:
             heapq.heappop(device.ready)
             seconds = self._seconds(task)
             device.free, device.busy = now + seconds, device.busy + seconds
-            self.done[task] = device.free
+            self.done[task] = device.free - self._afterwards(task)
             heapq.heappush(events, (device.free, next(self.count), index))
             for other, ready_at in self._offered_by(task):
                 self._offer(other)
-                heapq.heappush(events, (max(ready_at, device.free), next(self.count), self.stages[other[1]].device))
+                heapq.heappush(events, (max(ready_at, self.done[task]), next(self.count), self.stages[other[1]].device))
 
     def _seconds(self, task: tuple[str, int, int]) -> float:
         stage = self.stages[task[1]]
         if task[0] == "backward":
             return stage.backward_seconds
         return stage.forward_seconds + (stage.backward_seconds if stage.loss else 0.0)
+
+    def _afterwards(self, task: tuple[str, int, int]) -> float:
+        """Seconds that the device goes on with a task whose outcome others have already: see `pipeline.halves`."""
+        kind, index, number = task
+        stage = self.stages[index]
+        return stage.layers_seconds if number == self.microbatches - 1 and (stage.loss or kind == "backward") else 0.0
 
     def _offered_by(self, task: tuple[str, int, int]) -> list[tuple[tuple[str, int, int], float]]:
         """What may have become ready with a task: its users' forward, its makers' backward, the next one let in."""

@@ -45,6 +45,11 @@ class Stage:
     peak_bytes: int
     """What it takes for a moment besides."""
     nodes: tuple[str, ...]
+    layers: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """In a stage that another device waits for: operations whose weights' gradients can come after what is waited for,
+    with the weights' names."""
+    layers_seconds: float = 0.0
+    """What these gradients take of its backward."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,9 @@ def stages_of(captured: Captured, profile: Profile, atoms: Sequence[Atom], devic
         before = {stage_of[value - first] for value in takes[index] if value >= first}
         if in_order and index:
             before.add(index - 1)
-        own = [(node.name, cost) for node, cost in zip(captured.nodes, profile.nodes, strict=True) if node.start in run]
+        own = [(node, cost) for node, cost in zip(captured.nodes, profile.nodes, strict=True) if node.start in run]
+        waited_for = any(where[value - first] != where[run[0]] for value in takes[index] if value >= first)
+        layers = [(node, cost) for node, cost in own if waited_for and node.layer in run]
         stages.append(
             Stage(
                 index, where[run[0]], tuple(run), tuple(sorted(takes[index])), tuple(sorted(made & wanted)),
@@ -149,7 +156,10 @@ def stages_of(captured: Captured, profile: Profile, atoms: Sequence[Atom], devic
                 state_bytes=sum(cost.state_bytes for _, cost in own),
                 activation_bytes=sum(cost.activation_bytes + cost.boundary_bytes for _, cost in own),
                 peak_bytes=max((cost.peak_bytes for _, cost in own), default=0),
-                nodes=tuple(name for name, _ in own),
+                nodes=tuple(node.name for node, _ in own),
+                layers=tuple((node.layer, node.parameters) for node, _ in layers if node.layer is not None),
+                # Of a layer's backward one product is for its input and one, as large, for its weights.
+                layers_seconds=sum(cost.backward_seconds for _, cost in layers) / 2,
             )
         )  # fmt: skip
     return tuple(stages)

@@ -41,6 +41,8 @@ class Batch:
                 for stage in reversed(self.stages):
                     if not stage.loss and self.trial.users[stage.index]:
                         self._backward[stage.index, lane] = together.start(self._go_backward(stage, lane))
+                    if self._in_halves(stage, lane):
+                        together.start(self._go_weights(stage, lane))
             together.start(self._fetch_ahead())
 
     async def _fetch_ahead(self) -> None:
@@ -54,9 +56,11 @@ class Batch:
         await self.trial.on(0, "fetch", units.fetch_ahead, epoch, position, recorded=False)
 
     async def _go_forward(self, stage: Stage, lane: int) -> Forwarded:
+        # With the loss, forward and backward are one unit, which keeps nothing: it may wait at its device, so that
+        # there is no gap before it.
         allowed = lane - self.trial.limits[stage.index]
-        if allowed >= 0 and (stage.loss or self.trial.users[stage.index]):
-            await (self._forward if stage.loss else self._backward)[stage.index, allowed]
+        if allowed >= 0 and not stage.loss and self.trial.users[stage.index]:
+            await self._backward[stage.index, allowed]
         before = {other: await self._forward[other, lane] for other in stage.before}
         arrived = self.trial.arriving(stage, self.fetched[lane], [each.sent for each in before.values()])
         random: Random = None
@@ -64,7 +68,7 @@ class Batch:
             random = self._first_random(lane) if stage.index == 0 else before[stage.index - 1].random
         result = await self.trial.on(
             stage.device, "forward", units.forward, stage.index, lane, arrived, self.weights[lane], random,
-            remaining=self.remaining, recorded=False,
+            self._in_halves(stage, lane), remaining=self.remaining, recorded=False,
         )  # fmt: skip
         self.trial.took("forward", stage, result)
         done: Forwarded = result.value
@@ -89,6 +93,18 @@ class Batch:
         self.trial.took("backward", stage, result)
         sent_on: Sent = result.value
         return sent_on
+
+    def _in_halves(self, stage: Stage, lane: int) -> bool:
+        """Whether a stage's weights get their gradients apart: in the last micro-batch, for which others wait."""
+        used = stage.loss or self.trial.users[stage.index]
+        return bool(stage.layers and used) and lane == len(self.weights) - 1
+
+    async def _go_weights(self, stage: Stage, lane: int) -> None:
+        await (self._forward if stage.loss else self._backward)[stage.index, lane]
+        result = await self.trial.on(
+            stage.device, "weights", units.weights, stage.index, lane, remaining=self.remaining, recorded=False
+        )
+        self.trial.took("weights", stage, result)
 
     def _first_random(self, lane: int) -> Random:
         """Where a micro-batch's random numbers begin: where the batch's do, or each of several elsewhere."""

@@ -234,12 +234,13 @@ def fetch_ahead(context: WorkerContext, attempt: str, epoch: int, position: int)
 
 
 def forward(
-    context: WorkerContext, attempt: str, stage: int, lane: int, arrived: Sent, weight: float, random: Random
+    context: WorkerContext, attempt: str, stage: int, lane: int, arrived: Sent, weight: float, random: Random,
+    halves: bool,
 ) -> Forwarded:  # fmt: skip
     """A stage's forward for one micro-batch."""
     part: Part = context.resident[attempt]
     with part.counting():
-        done = part.forward(part.kit.stages[stage], lane, arrived, weight, random)
+        done = part.forward(part.kit.stages[stage], lane, arrived, weight, random, halves=halves)
     _note_peak(context, part)
     return done
 
@@ -251,6 +252,14 @@ def backward(context: WorkerContext, attempt: str, stage: int, lane: int, arrive
         sent = part.backward(part.kit.stages[stage], lane, arrived)
     _note_peak(context, part)
     return sent
+
+
+def weights(context: WorkerContext, attempt: str, stage: int, lane: int) -> None:
+    """The gradients of a stage's weights that were left for later."""
+    part: Part = context.resident[attempt]
+    with part.counting():
+        part.weights(part.kit.stages[stage], lane)
+    _note_peak(context, part)
 
 
 def norms(context: WorkerContext, attempt: str) -> dict[str, float]:

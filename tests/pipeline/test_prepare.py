@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -16,10 +17,14 @@ from tests.shards.models import CPU, SEED, candidate
 LAYERS = 8
 
 
-def even_chain(folder: Path) -> Prospect:
+class Own(nn.Linear):
+    """Not torch's own layer, so nothing is known of its backward but how long it takes."""
+
+
+def even_chain(folder: Path, kind: type[nn.Linear] = Own) -> Prospect:
     """Layers of one second forward and two backward; the first hands no gradient on, the head is small."""
-    layers = [nn.Sequential(nn.Linear(6, 6), nn.ReLU()) for _ in range(LAYERS)]
-    made = candidate("mlp", model=nn.Sequential(*layers, nn.Linear(6, 3)).double())
+    layers = [nn.Sequential(kind(6, 6), nn.ReLU()) for _ in range(LAYERS)]
+    made = candidate("mlp", model=nn.Sequential(*layers, kind(6, 3)).double())
     training = Training(made, made.train, made.valid, SEED, CPU)
     prospect = examine(training, folder)
     seconds = [(1.0, 1.0), *[(1.0, 2.0)] * (LAYERS - 1), (0.2, 0.2)]
@@ -42,3 +47,14 @@ def test_a_trial_alone_gets_the_shortest_step_and_two_at_once_even_devices(tmp_p
     assert max(shared.prediction.busy) < max(alone.prediction.busy)
     assert shared.prediction.shared_seconds(2) < alone.prediction.shared_seconds(2)
     assert [len(stage.nodes) for stage in shared.stages] == [LAYERS // 2, LAYERS // 2 + 1]
+
+
+def test_where_the_last_micro_batch_goes_back_in_halves_even_devices_are_the_quickest_for_one_trial_too(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(SEED)
+    prospect = even_chain(tmp_path, nn.Linear)
+    alone, shared = laid_out(prospect, 1), laid_out(prospect, 2)
+    assert alone.stages == shared.stages
+    assert shared.stages[1].layers_seconds == pytest.approx(4 * 1.0 + 0.1)
+    assert shared.stages[0].layers_seconds == 0.0, "nobody waits for it"
