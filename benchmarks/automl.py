@@ -1,6 +1,7 @@
 """AutoML side by side: equal time on real tables, judged on rows that no system has seen.
 
     python -m benchmarks.automl                                  2 minutes, 3 seeds: some 6 hours
+    python -m benchmarks.automl --at-once 2                      two fits at a time, each with its share of the cores
     python -m benchmarks.automl --minutes 0.5 --seeds 1          a reduced form
     python -m benchmarks.automl --report                         what the file of results has so far
 
@@ -13,12 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import queue
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,11 @@ from benchmarks.report import finish
 NEURAL = ("hydra", "mlp_search")
 Predicted = np.ndarray
 System = Callable[[pd.DataFrame, pd.DataFrame, str, str, float, int], Predicted]
+
+
+def cores() -> int:
+    """That this fit may use: all systems use as many."""
+    return len(os.sched_getaffinity(0))
 
 
 def hydra(train: pd.DataFrame, test: pd.DataFrame, target: str, task: str, seconds: float, seed: int) -> Predicted:
@@ -93,7 +102,7 @@ def flaml(train: pd.DataFrame, test: pd.DataFrame, target: str, task: str, secon
     kind = "regression" if task == "regression" else "classification"
     fitted.fit(
         train.drop(columns=target), train[target], task=kind, metric=metric, time_budget=seconds, seed=seed, verbose=0,
-        n_jobs=2,
+        n_jobs=cores(),
     )  # fmt: skip
     rows = test.drop(columns=target)
     return np.asarray(fitted.predict(rows) if task == "regression" else fitted.predict_proba(rows))
@@ -120,7 +129,7 @@ def _searched(
     while best is None or time.monotonic() - began + last < seconds:
         started = time.monotonic()
         model = make_pipeline(_columns(rows, scaled), propose())
-        value = float(cross_val_score(model, rows, wanted, cv=folds, scoring=judged, n_jobs=2).mean())
+        value = float(cross_val_score(model, rows, wanted, cv=folds, scoring=judged, n_jobs=cores()).mean())
         last = time.monotonic() - started
         if best is None or value > best[0]:
             best = (value, model)
@@ -178,6 +187,29 @@ def measure(table: str, system: str, seconds: float, seed: int) -> dict[str, Any
     }  # fmt: skip
 
 
+def fitted(
+    wanted: Sequence[tuple[str, str, int]], seconds: float, shares: Sequence[Sequence[int]]
+) -> Iterator[dict[str, Any]]:
+    """Fit these, as many at a time as there are shares of the cores, each in a process of its own."""
+    free: queue.SimpleQueue[Sequence[int]] = queue.SimpleQueue()
+    for share in shares:
+        free.put(share)
+
+    def fit(table: str, system: str, seed: int) -> dict[str, Any]:
+        own = free.get()
+        one = ["--one", table, system, str(seconds), str(seed), ",".join(map(str, own))]
+        ran = subprocess.run([sys.executable, "-m", "benchmarks.automl", *one], capture_output=True, text=True)
+        free.put(own)
+        if ran.returncode:
+            raise RuntimeError(f"{system} on {table} failed:\n{ran.stderr[-2000:]}")
+        found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+        return found
+
+    with ThreadPoolExecutor(len(shares)) as pool:
+        for ended in as_completed([pool.submit(fit, *each) for each in wanted]):
+            yield ended.result()
+
+
 def report(results: list[dict[str, Any]]) -> None:
     """Tables, ranks and gaps of what there is; only tables that all systems have fitted with equal seeds count."""
     found = pd.DataFrame(results)
@@ -222,34 +254,37 @@ def main() -> None:
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="names, separated by commas")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=2.0)
-    parser.add_argument("--results", type=Path, default=None, help="default build/automl-MINUTES.jsonl")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="fits at the same time, each with its share of the cores"
+    )
+    parser.add_argument("--results", type=Path, default=None, help="default build/automl-MINUTES-CORES.jsonl")
     parser.add_argument("--report", action="store_true", help="only report what the file has")
-    parser.add_argument("--one", nargs=4, metavar=("TABLE", "SYSTEM", "SECONDS", "SEED"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        table, system, seconds, seed = given.one
+        table, system, seconds, seed, own = given.one
+        os.sched_setaffinity(0, [int(core) for core in own.split(",")])
         print(json.dumps(measure(table, system, float(seconds), int(seed))))
         return
     if given.quick:
         given.tables, given.minutes, given.seeds = "wine,diabetes", 1 / 6, 1
         given.results = Path(tempfile.mkdtemp()) / "quick.jsonl"
     seconds = 60 * given.minutes
-    path = given.results or Path("build") / f"automl-{given.minutes:g}.jsonl"
+    share = sorted(os.sched_getaffinity(0))
+    shares = [share[i :: given.at_once] for i in range(given.at_once)]
+    path = given.results or Path("build") / f"automl-{given.minutes:g}-{len(shares[0])}.jsonl"
     results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     done = {(r["table"], r["system"], r["seed"]) for r in results}
     wanted = [(t, s, n) for n in range(given.seeds) for t in given.tables.split(",") for s in given.systems.split(",")]
     path.parent.mkdir(parents=True, exist_ok=True)
-    for table, system, seed in wanted if not given.report else []:
-        if (table, system, seed) in done:
-            continue
-        command = [sys.executable, "-m", "benchmarks.automl", "--one", table, system, str(seconds), str(seed)]
-        ran = subprocess.run(command, capture_output=True, text=True)
-        if ran.returncode:
-            raise SystemExit(f"{system} on {table} failed:\n{ran.stderr[-2000:]}")
-        results.append(json.loads(ran.stdout.splitlines()[-1]))
-        print(f"{table} {system} seed {seed}: {results[-1]['score']:.4f} in {results[-1]['taken']} s", file=sys.stderr)
-        with path.open("a") as file:
-            file.write(json.dumps(results[-1]) + "\n")
+    if not given.report:
+        left = [each for each in wanted if each not in done]
+        for result in fitted(left, seconds, shares):
+            results.append(result)
+            said = "{table} {system} seed {seed}: {score:.4f} in {taken} s".format(**result)
+            print(f"{said} ({len(results)})", file=sys.stderr, flush=True)
+            with path.open("a") as file:
+                file.write(json.dumps(result) + "\n")
     report(results)
 
 
