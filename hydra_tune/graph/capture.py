@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,8 +40,8 @@ class Node:
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
     layer: int | None = None
-    """The operation that has the parameters, where it is a dense or convolutional layer whose weights nobody else uses:
-    their gradients can be computed after that of its input, at no extra cost."""
+    """The operation that has the parameters, where it is a dense or convolutional layer: the gradients of its weights
+    can be computed after that of its input, at no extra cost."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +198,7 @@ def _nodes(program: Program, model: nn.Module) -> tuple[Node, ...]:
         label = label if label and not used.parameters else op.label
         names.add(used)
     nodes.append(Node(label, start, len(program), tuple(names.parameters), tuple(names.buffers), layer))
-    users = Counter(name for node in nodes for name in node.parameters)
-    return tuple(replace(node, layer=None) if any(users[n] > 1 for n in node.parameters) else node for node in nodes)
+    return tuple(nodes)
 
 
 def _is_layer(op: Op, model: nn.Module) -> bool:

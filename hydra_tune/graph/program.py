@@ -115,19 +115,18 @@ class Program:
 
     def run_some(
         self, model: nn.Module, values: dict[int, Any], some: Sequence[int], keep: Collection[int], *, training: bool,
-        made: Callable[[int, Any], None] | None = None,
+        instead: Mapping[int, Callable[..., Any]] | None = None,
     ) -> None:  # fmt: skip
         """Run some operations, in order; of the values, those in `keep` stay, and any other goes after its last use.
 
-        `made` is told of each operation and its value.
+        `instead` has calls that take the place of operations.
         """
         ops = self.training if training else self.evaluation
         last = _last_uses(ops, some)
         with self._computing(values):
             for index in some:
-                values[self.value_of(index)] = _done(ops[index], model, values)
-                if made is not None:
-                    made(index, values[self.value_of(index)])
+                call = instead.get(index) if instead else None
+                values[self.value_of(index)] = _done(ops[index], model, values, call)
                 for value in last.get(index, ()):
                     if value not in keep:
                         del values[value]
@@ -210,8 +209,9 @@ def attribute(model: nn.Module, name: str) -> Any:
     return getattr(model.get_submodule(".".join(path)), last)
 
 
-def _done(op: Op, model: nn.Module, values: Mapping[int, Any]) -> Any:
-    return _call(op, model, fill(op.args, values, model), fill(op.kwargs, values, model))
+def _done(op: Op, model: nn.Module, values: Mapping[int, Any], instead: Callable[..., Any] | None = None) -> Any:
+    args, options = fill(op.args, values, model), fill(op.kwargs, values, model)
+    return _call(op, model, args, options) if instead is None else instead(*args, **options)
 
 
 def _call(op: Op, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

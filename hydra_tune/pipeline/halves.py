@@ -2,63 +2,106 @@
 
 In the last micro-batch of a step nothing follows that could hide the weights' gradients of a stage, while the device
 before it waits. So these come second there, when the gradients of values are on their way (after Zero Bubble pipelines,
-arXiv 2401.10241, which do so in all micro-batches). The sums are the same: only their order changes.
+arXiv 2401.10241, which do so in all micro-batches). To autograd a layer is then an operation of its own, whose backward
+gives the gradient of its input and keeps what the weights' gradients are made of; all else goes back as always.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils.hooks import RemovableHandle
 
 
 class Halves:
-    """One micro-batch on its way through a stage: `watch` its forward, then `first` and `second` half of backward."""
+    """The layers of one stage for one micro-batch: `instead` of them in the forward, `second` after the backward."""
 
-    def __init__(self, layers: Mapping[int, Sequence[nn.Parameter]]) -> None:
-        """`layers` are operations whose weights can wait; nobody else uses those."""
-        self._layers = {op: [w for w in weights if w.requires_grad] for op, weights in layers.items()}
-        self._edges: dict[int, GradientEdge] = {}
-        self._hooks: list[RemovableHandle] = []
-        self._gradients: dict[int, torch.Tensor] = {}
+    def __init__(self, layers: Mapping[int, nn.Module], *, waits: bool) -> None:
+        """Without `waits` layers do as always, and it is only counted what waiting would take."""
+        self.instead: dict[int, Callable[..., Any]] = {
+            op: functools.partial(self._layer, module) for op, module in layers.items()
+        }
         self.bytes = 0
-        """What the gradients take that are kept from the first half to the second."""
+        """What is kept from the first half to the second: the gradient of every layer's output."""
+        self._waits = waits
+        self._kept: list[tuple[nn.Module, torch.Tensor, torch.Tensor]] = []
 
-    def watch(self, op: int, output: Any) -> None:
-        """An operation of the stage has given this."""
-        if self._layers.get(op) and output.requires_grad:
-            self._edges[op] = get_gradient_edge(output)
-            self._hooks.append(output.register_hook(functools.partial(self._gradients.__setitem__, op)))
-            self.bytes += output.numel() * output.element_size()
+    def _layer(self, module: nn.Module, *args: Any, **options: Any) -> Any:
+        if options or len(args) != 1 or not _can_wait(module, args[0]):
+            return module(*args, **options)
+        output = _InputFirst.apply(args[0], module, self._keep) if self._waits else module(*args)  # type: ignore[no-untyped-call]
+        self.bytes += output.numel() * output.element_size()
+        return output
 
-    def first(
-        self, roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], entered: Iterable[torch.Tensor],
-        parameters: Iterable[nn.Parameter],
-    ) -> None:  # fmt: skip
-        """The gradients of values that came in, and of all parameters here but those that can wait."""
-        waiting = {id(weight) for op in self._edges for weight in self._layers[op]}
-        now = [leaf for leaf in (*entered, *parameters) if leaf.requires_grad and id(leaf) not in waiting]
-        if now:
-            torch.autograd.backward(roots, gradients, retain_graph=True, inputs=now)
-        self.forget_hooks()
-        # A layer that no value which came in goes through was passed over: it has no gradient to go on from.
-        passed_over = [w for op in self._edges if op not in self._gradients for w in self._layers[op]]
-        if passed_over:
-            torch.autograd.backward(roots, gradients, retain_graph=True, inputs=passed_over)
+    def _keep(self, module: nn.Module, inputs: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._kept.append((module, inputs.detach(), gradient.detach()))
 
     def second(self) -> None:
-        """The gradients of the weights that have waited."""
-        for op, gradient in self._gradients.items():
-            torch.autograd.backward([self._edges.pop(op)], [gradient], inputs=self._layers[op])
-        self._gradients.clear()
+        """The gradients of the weights that have waited, added to what they have as autograd adds them."""
+        while self._kept:
+            module, inputs, gradient = self._kept.pop()
+            _Weights.apply(module.weight, module.bias, module, inputs, gradient).backward()  # type: ignore[no-untyped-call]
 
-    def forget_hooks(self) -> None:
-        """Let backward run as if nobody had watched."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether calling a layer is what its class says, and nothing else."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    padded = isinstance(module, nn.Linear) or (module.padding_mode == "zeros" and not isinstance(module.padding, str))
+    return padded and not any(hooks)
+
+
+def _can_wait(module: nn.Module, inputs: Any) -> bool:
+    weight: Any = module.weight
+    if not isinstance(inputs, torch.Tensor) or not inputs.requires_grad or not weight.requires_grad:
+        return False
+    return isinstance(module, nn.Linear) or inputs.dim() == weight.dim()
+
+
+class _InputFirst(torch.autograd.Function):
+    """A layer of whose gradients the backward gives that of the input only."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, module: nn.Module, keep: Callable[..., None]) -> Any:
+        ctx.save_for_backward(inputs)
+        ctx.module, ctx.keep = module, keep
+        return module.forward(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (inputs,) = ctx.saved_tensors
+        ctx.keep(ctx.module, inputs, grads[0])
+        return _gradients(ctx.module, inputs, grads[0], (True, False, False))[0], None, None
+
+
+class _Weights(torch.autograd.Function):
+    """Nothing forward; backward the gradients of a layer's weights, so that whoever watches these sees them."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Any, bias: Any, module: nn.Module, inputs: torch.Tensor, grad: torch.Tensor) -> Any:
+        ctx.given = module, inputs, grad
+        return weight.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_grads: torch.Tensor) -> Any:
+        module, inputs, grad = ctx.given
+        _, weight, bias = _gradients(module, inputs, grad, (False, *ctx.needs_input_grad[:2]))
+        return weight, bias, None, None, None
+
+
+def _gradients(module: Any, inputs: torch.Tensor, grad: torch.Tensor, wanted: tuple[bool, bool, bool]) -> Any:
+    """Those of a layer's input, weight and bias, as far as they are wanted."""
+    if not isinstance(module, nn.Linear):
+        sizes = None if module.bias is None else [len(module.bias)]
+        return torch.ops.aten.convolution_backward(
+            grad, inputs, module.weight, sizes, module.stride, module.padding, module.dilation, False,
+            [0] * len(module.stride), module.groups, wanted,
+        )  # fmt: skip
+    rows = grad.reshape(-1, grad.shape[-1])
+    return (
+        grad @ module.weight if wanted[0] else None,
+        rows.t() @ inputs.reshape(-1, inputs.shape[-1]) if wanted[1] else None,
+        rows.sum(0) if wanted[2] else None,
+    )

@@ -21,7 +21,7 @@ from hydra_tune.batches import Batches, move, some_rows
 from hydra_tune.engine.memory import TensorBytes
 from hydra_tune.engine.spill import SpillFiles
 from hydra_tune.graph.program import program_inputs
-from hydra_tune.pipeline.halves import Halves
+from hydra_tune.pipeline.halves import Halves, is_plain
 from hydra_tune.pipeline.handover import Handover
 from hydra_tune.pipeline.kit import Fetched, Forwarded, Judged, PipelineKit, Random, Sent
 from hydra_tune.pipeline.microbatches import bounds
@@ -41,8 +41,6 @@ class _Graph:
     entered: dict[int, list[torch.Tensor]]
     """The tensors of each value that came in from a stage."""
     gave: dict[int, list[torch.Tensor]]
-    halves: Halves | None = None
-    """Where gradients of weights come after those that another device waits for."""
 
 
 @dataclass
@@ -84,6 +82,8 @@ class Part:
         self._lanes: dict[int, _InFlight] = {}
         self._ahead: _Made | None = None
         self._measured = 0
+        self._waiting_bytes = 0
+        """What layers would keep, or keep, whose weights' gradients wait."""
         first = kit.program.value_of(0)
         self._maker = {first + op: stage for stage in kit.stages for op in stage.ops}
         self._remote = {value for stage in kit.stages if stage.device != index for value in stage.takes}
@@ -178,17 +178,12 @@ class Part:
             if value >= first:
                 entered[value] = leaves
         keep = {*stage.gives, *(self.kit.program.results if stage.loss else ())}
-        split = self._halves(stage) if halves and self._measured else None
-        self.kit.program.run_some(
-            self.model, values, stage.ops, keep, training=True, made=None if split is None else split.watch
-        )
-        if split is not None and self.tensors.peak + split.bytes > self.kit.capacity[self.index]:
-            split.forget_hooks()
-            split = None
-        graph = _Graph(entered, {value: _tensors(values[value]) for value in stage.gives}, split)
+        split = flight.halves[stage.index] = self._halves(stage) if halves else Halves({}, waits=False)
+        self.kit.program.run_some(self.model, values, stage.ops, keep, training=True, instead=split.instead)
+        self._waiting_bytes = max(self._waiting_bytes, split.bytes)
+        graph = _Graph(entered, {value: _tensors(values[value]) for value in stage.gives})
         if stage.loss:
-            loss, root = self._loss(values, flight.values[TARGETS], weight)
-            self._go_back(stage, lane, graph, [root], [None])
+            loss = self._loss(values, flight.values[TARGETS], weight)
             return Forwarded(self._pass_back(stage, lane, graph), self._after(random), loss)
         flight.graphs[stage.index] = graph
         flight.values |= {value: values[value] for value in stage.gives}
@@ -198,35 +193,27 @@ class Part:
         """Where the random streams stand, for who goes on from there."""
         return RandomState.capture(self.device).state() if random is not None else None
 
-    def _loss(self, values: Mapping[int, Any], targets: Any, weight: float) -> tuple[float, torch.Tensor]:
-        """The loss, and what to go back from: its part of the batch's."""
+    def _loss(self, values: Mapping[int, Any], targets: Any, weight: float) -> float:
         candidate = self.kit.candidate
         loss = candidate.loss(self.kit.program.outputs(values), targets)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise Diverged("the training loss", value, self.share.steps)
         weighted = loss if weight == 1.0 else loss * weight
-        return value, weighted / candidate.accumulate
+        (weighted / candidate.accumulate).backward()  # type: ignore[no-untyped-call]
+        return value
 
     def _halves(self, stage: Stage) -> Halves:
-        named = self.share.parameters.named
-        return Halves({op: [named[name] for name in names] for op, names in stage.layers})
-
-    def _go_back(
-        self, stage: Stage, lane: int, graph: _Graph, roots: list[torch.Tensor], gradients: list[torch.Tensor | None]
-    ) -> None:
-        if graph.halves is None:
-            torch.autograd.backward(roots, gradients)
-            return
-        entered = (tensor for tensors in graph.entered.values() for tensor in tensors)
-        graph.halves.first(roots, gradients, entered, self.share.parameters.named.values())
-        self._lanes[lane].halves[stage.index] = graph.halves
+        """Let layers wait where there is room for what they keep, by the steps that were measured without."""
+        program = self.kit.program
+        layers = {op: self.model.get_submodule(str(program.training[op].target)) for op in stage.layers}
+        room = self.kit.capacity[self.index] - self.tensors.peak - stage.peak_bytes
+        waits = self._measured >= MEASURED_STEPS and self._waiting_bytes <= room and not program.mixed
+        return Halves({op: module for op, module in layers.items() if is_plain(module)}, waits=waits)
 
     def weights(self, stage: Stage, lane: int) -> None:
         """The gradients of a stage's weights, where they were left for later."""
-        halves = self._lanes[lane].halves.pop(stage.index, None)
-        if halves is not None:
-            halves.second()
+        self._lanes[lane].halves.pop(stage.index).second()
 
     def backward(self, stage: Stage, lane: int, arrived: Sequence[tuple[int, Sent]]) -> Sent:
         """A stage's backward for a micro-batch; `arrived` are gradients, with the stages that gave them."""
@@ -237,7 +224,7 @@ class Part:
                 flight.gradients[value, user] = [_copy(each) for each in self.handover.receive(places)]
         graph = flight.graphs.pop(stage.index)
         roots: list[torch.Tensor] = []
-        gradients: list[torch.Tensor | None] = []
+        gradients: list[torch.Tensor] = []
         for value, tensors in graph.gave.items():
             from_users = [flight.gradients.pop(key) for key in sorted(flight.gradients) if key[0] == value]
             for i, tensor in enumerate(tensors):
@@ -247,7 +234,7 @@ class Part:
                     gradients.append(sum(given[1:], given[0]))
             flight.values.pop(value, None)
         if roots:
-            self._go_back(stage, lane, graph, roots, gradients)
+            torch.autograd.backward(roots, gradients)
         return self._pass_back(stage, lane, graph)
 
     def step(self, factor: float) -> None:

@@ -45,9 +45,9 @@ class Stage:
     peak_bytes: int
     """What it takes for a moment besides."""
     nodes: tuple[str, ...]
-    layers: tuple[tuple[int, tuple[str, ...]], ...] = ()
-    """In a stage that another device waits for: operations whose weights' gradients can come after what is waited for,
-    with the weights' names."""
+    layers: tuple[int, ...] = ()
+    """In a stage that another device waits for: operations whose weights' gradients can come after what is waited for.
+    None where its device has other stages, which would wait for those in turn."""
     layers_seconds: float = 0.0
     """What these gradients take of its backward."""
 
@@ -145,7 +145,8 @@ def stages_of(captured: Captured, profile: Profile, atoms: Sequence[Atom], devic
             before.add(index - 1)
         own = [(node, cost) for node, cost in zip(captured.nodes, profile.nodes, strict=True) if node.start in run]
         waited_for = any(where[value - first] != where[run[0]] for value in takes[index] if value >= first)
-        layers = [(node, cost) for node, cost in own if waited_for and node.layer in run]
+        by_itself = sum(where[other[0]] == where[run[0]] for other in runs) == 1
+        layers = [(node, cost) for node, cost in own if waited_for and by_itself and node.layer in run]
         stages.append(
             Stage(
                 index, where[run[0]], tuple(run), tuple(sorted(takes[index])), tuple(sorted(made & wanted)),
@@ -157,7 +158,7 @@ def stages_of(captured: Captured, profile: Profile, atoms: Sequence[Atom], devic
                 activation_bytes=sum(cost.activation_bytes + cost.boundary_bytes for _, cost in own),
                 peak_bytes=max((cost.peak_bytes for _, cost in own), default=0),
                 nodes=tuple(node.name for node, _ in own),
-                layers=tuple((node.layer, node.parameters) for node, _ in layers if node.layer is not None),
+                layers=tuple(node.layer for node, _ in layers if node.layer is not None),
                 # Of a layer's backward one product is for its input and one, as large, for its weights.
                 layers_seconds=sum(cost.backward_seconds for _, cost in layers) / 2,
             )

@@ -56,11 +56,13 @@ class Batch:
         await self.trial.on(0, "fetch", units.fetch_ahead, epoch, position, recorded=False)
 
     async def _go_forward(self, stage: Stage, lane: int) -> Forwarded:
-        # With the loss, forward and backward are one unit, which keeps nothing: it may wait at its device, so that
-        # there is no gap before it.
         allowed = lane - self.trial.limits[stage.index]
         if allowed >= 0 and not stage.loss and self.trial.users[stage.index]:
             await self._backward[stage.index, allowed]
+        elif allowed >= 0 and stage.loss and not self._by_itself(stage):
+            # With the loss, forward and backward are one unit, which keeps nothing. Where its device has no other
+            # stage it may wait there, so that there is no gap before it.
+            await self._forward[stage.index, allowed]
         before = {other: await self._forward[other, lane] for other in stage.before}
         arrived = self.trial.arriving(stage, self.fetched[lane], [each.sent for each in before.values()])
         random: Random = None
@@ -93,6 +95,9 @@ class Batch:
         self.trial.took("backward", stage, result)
         sent_on: Sent = result.value
         return sent_on
+
+    def _by_itself(self, stage: Stage) -> bool:
+        return sum(other.device == stage.device for other in self.stages) == 1
 
     def _in_halves(self, stage: Stage, lane: int) -> bool:
         """Whether a stage's weights get their gradients apart: in the last micro-batch, for which others wait."""

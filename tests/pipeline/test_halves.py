@@ -9,96 +9,156 @@ import pytest
 import torch
 from torch import nn
 
+import hydra_tune.pipeline.part as part
 from hydra_tune.graph.capture import capture
-from hydra_tune.pipeline.halves import Halves
+from hydra_tune.pipeline.halves import Halves, is_plain
 from tests.pipeline.test_exactness import check_net
 
 
-class Net(nn.Module):
-    """Layers behind each other, one of them followed by an activation in place, and one apart from what comes in."""
+class Dense(nn.Module):
+    """Layers behind each other, one followed by an activation in place, and one apart from what comes in."""
 
-    def __init__(self, aside: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first, self.norm, self.second = nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3)
-        self.aside = aside
+        self.aside = nn.Linear(6, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.relu_(self.first(x))
         return self.second(self.norm(hidden)) + self.aside(torch.ones(1, 6, dtype=x.dtype))
 
 
-def layers_of(model: nn.Module, rows: torch.Tensor) -> tuple[dict[int, list[nn.Parameter]], Any]:
+class Borrowing(nn.Module):
+    """Uses the weights of another layer too, where nobody sees it."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.lender = [layer]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.lender[0].weight
+
+
+def borrowing() -> nn.Module:
+    layer = nn.Linear(6, 6)
+    return nn.Sequential(layer, nn.Tanh(), Borrowing(layer), nn.Linear(6, 3))
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 3, bias=False))
+    model[2].weight = model[0].weight
+    return model
+
+
+def images() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 4, 2, padding=1), nn.ReLU(), nn.Unflatten(2, (2, 2)),
+        nn.Conv2d(4, 6, 2, groups=2, bias=False), nn.Flatten(), nn.Linear(6, 3),
+    )  # fmt: skip
+
+
+NETS: dict[str, tuple[Any, int]] = {
+    "dense": (Dense, 3),
+    "borrowing": (borrowing, 2),
+    "tied": (tied, 3),
+    "images": (images, 3),
+}
+"""Nets, and how many of their layers can wait."""
+
+
+def halves_of(model: nn.Module, rows: torch.Tensor) -> tuple[Halves, Any]:
     captured = capture(model, rows, [rows])
-    named = dict(model.named_parameters())
-    found = {node.layer: [named[n] for n in node.parameters] for node in captured.nodes if node.layer is not None}
-    return found, captured.program
+    ops = captured.program.training
+    layers = [node.layer for node in captured.nodes if node.layer is not None]
+    return Halves({op: model.get_submodule(str(ops[op].target)) for op in layers}, waits=True), captured.program
 
 
+@pytest.mark.parametrize("name", sorted(NETS))
 @pytest.mark.parametrize("frozen", [False, True])
-def test_the_halves_add_up_to_the_whole(frozen: bool) -> None:
+def test_the_halves_add_up_to_the_whole(name: str, frozen: bool) -> None:
     torch.manual_seed(0)
-    model = Net(nn.Linear(6, 3)).double()
-    model.second.bias.requires_grad_(not frozen)
+    make, count = NETS[name]
+    model: nn.Module = make().double()
+    if frozen:
+        next(p for n, p in model.named_parameters() if n.endswith("bias")).requires_grad_(False)
     rows = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
-    layers, program = layers_of(model, rows.detach())
-    assert len(layers) == 3
+    halves, program = halves_of(model, rows.detach())
+    assert len(halves.instead) == count
     model(rows).square().mean().backward()
-    whole = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-    wanted = rows.grad
-    assert wanted is not None
+    wanted, rows.grad = rows.grad, None
+    whole = {n: p.grad for n, p in model.named_parameters()}
     model.zero_grad()
-    rows.grad = None
 
-    halves = Halves(layers)
     values = {0: rows}
-    program.run_some(model, values, range(len(program)), program.results, training=True, made=halves.watch)
-    halves.first([program.outputs(values).square().mean()], [None], [rows], model.parameters())
-    assert rows.grad is not None
+    program.run_some(model, values, range(len(program)), program.results, training=True, instead=halves.instead)
+    program.outputs(values).square().mean().backward()
     torch.testing.assert_close(rows.grad, wanted, rtol=0, atol=1e-12)
-    assert model.first.weight.grad is None, "it waits"
-    assert model.second.weight.grad is None
-    assert model.norm.weight.grad is not None, "this one does not"
-    assert model.aside.weight.grad is not None, "nothing that came in goes through it"
+    assert any(p.grad is None for p in model.parameters() if p.requires_grad), "some wait"
     halves.second()
-    for name, parameter in model.named_parameters():
-        if whole[name] is None:
-            assert parameter.grad is None
+    for n, parameter in model.named_parameters():
+        if whole[n] is None:
+            assert parameter.grad is None, n
         else:
-            torch.testing.assert_close(parameter.grad, whole[name], rtol=0, atol=1e-12, msg=name)
+            torch.testing.assert_close(parameter.grad, whole[n], rtol=0, atol=1e-12, msg=n)
 
 
-def test_layers_that_share_weights_or_are_made_of_others_do_not_wait() -> None:
-    model = Net(nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3)))
-    tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
-    tied[2].weight = tied[0].weight
-    assert len(layers_of(model, torch.randn(4, 6))[0]) == 4
-    assert [len(weights) for weights in layers_of(tied, torch.randn(4, 4))[0].values()] == [2]
+def test_gradients_that_come_later_are_seen_by_whoever_watches_their_weights() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    seen: list[int] = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: seen.append(id(p)))
+    halves, program = halves_of(model, torch.randn(4, 6))
+    values = {0: torch.randn(4, 6, requires_grad=True)}
+    program.run_some(model, values, range(2), program.results, training=True, instead=halves.instead)
+    program.outputs(values).sum().backward()
+    assert not seen
+    halves.second()
+    assert sorted(seen) == sorted(id(p) for p in model.parameters())
+
+
+def test_layers_with_hooks_or_other_paddings_do_not_wait() -> None:
+    hooked = nn.Linear(2, 2)
+    hooked.register_forward_hook(lambda *_: None)
+    assert is_plain(nn.Linear(2, 2))
+    assert is_plain(nn.Conv1d(2, 2, 3, padding=1))
+    assert not is_plain(hooked)
+    assert not is_plain(nn.Conv1d(2, 2, 3, padding="same"))
+    assert not is_plain(nn.Conv1d(2, 2, 3, padding=1, padding_mode="circular"))
 
     class Own(nn.Linear):
         """What it does with its weights is the user's business."""
 
-    assert not layers_of(nn.Sequential(Own(4, 4)), torch.randn(4, 4))[0]
+    assert not halves_of(nn.Sequential(Own(4, 4)), torch.randn(4, 4))[0].instead
 
 
-def test_the_last_micro_batch_of_every_step_but_the_first_is_in_halves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("roomy", [True, False])
+def test_the_last_micro_batch_of_a_step_is_in_halves_once_it_is_known_what_there_is_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roomy: bool
 ) -> None:
-    """In the first step it is measured what there is room for."""
-    seconds: list[Halves] = []
-    plain = Halves.second
-    monkeypatch.setattr(Halves, "second", lambda self: (seconds.append(self), plain(self)))
+    waiting: list[bool] = []
+
+    class Watched(Halves):
+        def __init__(self, layers: Any, *, waits: bool) -> None:
+            super().__init__(layers, waits=waits)
+            if layers:
+                waiting.append(waits)
+                self.bytes = 0 if roomy else 1 << 40
+
+    monkeypatch.setattr(part, "Halves", Watched)
     run, trial = check_net("mlp", tmp_path, microbatches=2, placer="balanced")
     kinds = [kind for kind, worker in run.ran if worker == 2 and kind in ("forward", "weights", "step")]
-    batch = ["forward", "forward", "weights", "step"]
     steps = kinds.count("step")
-    assert kinds == batch * steps
-    assert len(seconds) == steps - 1
+    assert kinds == ["forward", "forward", "weights", "step"] * steps
     assert trial.staged.stages[-1].layers
+    measured = part.MEASURED_STEPS
+    assert waiting == [False] * measured + [roomy] * (steps - measured)
 
 
-def test_without_room_for_what_waits_there_are_no_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds: list[Halves] = []
-    monkeypatch.setattr(Halves, "second", seconds.append)
-    monkeypatch.setattr(Halves, "bytes", property(lambda self: 1 << 40, lambda self, value: None), raising=False)
-    check_net("mlp", tmp_path, microbatches=2, placer="balanced")
-    assert not seconds
+def test_a_device_with_several_stages_goes_back_at_once(tmp_path: Path) -> None:
+    run, trial = check_net("inception", tmp_path, fields={"epochs": 1}, microbatches=2, placer="m-topo")
+    on = [stage.device for stage in trial.staged.stages]
+    assert all(on.count(stage.device) == 1 for stage in trial.staged.stages if stage.layers)
+    assert len(on) > 2
+    assert len([kind for kind, _ in run.ran if kind == "weights"]) == sum(
+        bool(stage.layers) for stage in trial.staged.stages
+    ) * len([kind for kind, worker in run.ran if kind == "step" and worker == 1])
