@@ -55,22 +55,17 @@ def build(trial: Any) -> ht.Candidate:
     )  # fmt: skip
 
 
-def searched(folder: str, strategy: Any, trials: int = 1, at_once: int = 1) -> tuple[Any, list[Any]]:
-    """The trials of a search, and their units on devices."""
-    from hydra_tune.storage import open_storage
-    from hydra_tune.storage.queries import trial_units
-
+def searched(folder: str, strategy: Any, trials: int = 1, at_once: int = 1) -> Any:
+    """The trials of a search."""
     url = f"sqlite:///{folder}/pipeline.db"
     result = ht.search(
         build, trials=trials, devices="2xcpu", concurrency=at_once, sampler="random", seed=1, storage=url,
         progress=False, checkpoint_seconds=3600, study=f"run-{time.time_ns()}", strategy=strategy,
     )  # fmt: skip
     assert result.completed == trials
-    with open_storage(url, read_only=True) as storage:
-        units = trial_units(storage, result.study.study_name)
     records = result.trials
     result.close()
-    return records, [unit for unit in units if unit.kind in ("train", "forward", "backward", "step")]
+    return records
 
 
 class Player:
@@ -150,7 +145,7 @@ def two_trials(folder: str, *, at_once: bool, placer: str = "balanced") -> float
     ways have the same stages; by itself a trial would get others, which leave no gaps on one of the devices.
     """
     strategy = {"name": "pipeline", "microbatches": FILLING, "placer": placer}
-    records, _ = searched(folder, strategy, trials=2, at_once=2 if at_once else 1)
+    records = searched(folder, strategy, trials=2, at_once=2 if at_once else 1)
     steps = [float(record.plan["measured_step_ms"]) / 1000 for record in records]
     return max(steps) if at_once else sum(steps)
 

@@ -67,7 +67,9 @@ class _InputFirst(torch.autograd.Function):
     def forward(ctx: Any, inputs: torch.Tensor, module: nn.Module, keep: Callable[..., None]) -> Any:
         ctx.save_for_backward(inputs)
         ctx.module, ctx.keep = module, keep
-        return module.forward(inputs)
+        output = module.forward(inputs)
+        # Of inputs with more than two dimensions it is a view, which nobody could change in place.
+        return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

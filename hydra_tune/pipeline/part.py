@@ -31,7 +31,7 @@ from hydra_tune.seeds import RandomState
 from hydra_tune.training import Diverged, as_number
 
 MEASURED_STEPS = 2
-"""Steps in which every tensor is counted; then all batches take the same."""
+"""Steps in which every tensor is counted. Later ones take the same, but for what layers keep whose weights wait."""
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Part:
         self.share.files.close()
 
     def counting(self) -> Any:
-        """While active, tensors are counted, in the first steps; all later ones take the same."""
+        """While active, tensors are counted, in the first steps."""
         return self.tensors if self._measured < MEASURED_STEPS else _Nothing()
 
     # The batch
@@ -158,11 +158,11 @@ class Part:
     # Training
 
     def forward(
-        self, stage: Stage, lane: int, arrived: Sent, weight: float, random: Random, *, halves: bool
+        self, stage: Stage, lane: int, arrived: Sent, weight: float, random: Random, *, in_halves: bool
     ) -> Forwarded:
         """A stage's forward for a micro-batch; that with the loss goes backward at once.
 
-        With `halves` the gradients of its weights are left for `weights`, if there is room for what they wait with.
+        With `in_halves` the gradients of its weights are left for `weights`, if there is room for what they wait with.
         """
         flight = self._arrive(lane, arrived)
         self._mode(training=True)
@@ -178,7 +178,9 @@ class Part:
             if value >= first:
                 entered[value] = leaves
         keep = {*stage.gives, *(self.kit.program.results if stage.loss else ())}
-        split = flight.halves[stage.index] = self._halves(stage) if halves else Halves({}, waits=False)
+        # Where nothing that came in wants a gradient, nobody waits.
+        waited_for = in_halves and any(leaf.requires_grad for leaves in entered.values() for leaf in leaves)
+        split = flight.halves[stage.index] = self._halves(stage) if waited_for else Halves({}, waits=False)
         self.kit.program.run_some(self.model, values, stage.ops, keep, training=True, instead=split.instead)
         self._waiting_bytes = max(self._waiting_bytes, split.bytes)
         graph = _Graph(entered, {value: _tensors(values[value]) for value in stage.gives})
@@ -206,7 +208,7 @@ class Part:
     def _halves(self, stage: Stage) -> Halves:
         """Let layers wait where there is room for what they keep, by the steps that were measured without."""
         program = self.kit.program
-        layers = {op: self.model.get_submodule(str(program.training[op].target)) for op in stage.layers}
+        layers = {op: self.model.get_submodule(str(program.training[op].target)) for op in stage.later}
         room = self.kit.capacity[self.index] - self.tensors.peak - stage.peak_bytes
         waits = self._measured >= MEASURED_STEPS and self._waiting_bytes <= room and not program.mixed
         return Halves({op: module for op, module in layers.items() if is_plain(module)}, waits=waits)

@@ -141,7 +141,7 @@ class _Play:
         """Seconds that the device goes on with a task whose outcome others have already: see `pipeline.halves`."""
         kind, index, number = task
         stage = self.stages[index]
-        return stage.layers_seconds if number == self.microbatches - 1 and (stage.loss or kind == "backward") else 0.0
+        return stage.later_seconds if number == self.microbatches - 1 and (stage.loss or kind == "backward") else 0.0
 
     def _offered_by(self, task: tuple[str, int, int]) -> list[tuple[tuple[str, int, int], float]]:
         """What may have become ready with a task: its users' forward, its makers' backward, the next one let in."""

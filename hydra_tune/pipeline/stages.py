@@ -45,10 +45,10 @@ class Stage:
     peak_bytes: int
     """What it takes for a moment besides."""
     nodes: tuple[str, ...]
-    layers: tuple[int, ...] = ()
+    later: tuple[int, ...] = ()
     """In a stage that another device waits for: operations whose weights' gradients can come after what is waited for.
     None where its device has other stages, which would wait for those in turn."""
-    layers_seconds: float = 0.0
+    later_seconds: float = 0.0
     """What these gradients take of its backward."""
 
 
@@ -146,7 +146,7 @@ def stages_of(captured: Captured, profile: Profile, atoms: Sequence[Atom], devic
         own = [(node, cost) for node, cost in zip(captured.nodes, profile.nodes, strict=True) if node.start in run]
         waited_for = any(where[value - first] != where[run[0]] for value in takes[index] if value >= first)
         by_itself = sum(where[other[0]] == where[run[0]] for other in runs) == 1
-        layers = [(node, cost) for node, cost in own if waited_for and by_itself and node.layer in run]
+        later = [(node, cost) for node, cost in own if waited_for and by_itself and node.layer in run]
         stages.append(
             Stage(
                 index, where[run[0]], tuple(run), tuple(sorted(takes[index])), tuple(sorted(made & wanted)),
@@ -158,9 +158,9 @@ def stages_of(captured: Captured, profile: Profile, atoms: Sequence[Atom], devic
                 activation_bytes=sum(cost.activation_bytes + cost.boundary_bytes for _, cost in own),
                 peak_bytes=max((cost.peak_bytes for _, cost in own), default=0),
                 nodes=tuple(node.name for node, _ in own),
-                layers=tuple(node.layer for node, _ in layers if node.layer is not None),
+                later=tuple(node.layer for node, _ in later if node.layer is not None),
                 # Of a layer's backward one product is for its input and one, as large, for its weights.
-                layers_seconds=sum(cost.backward_seconds for _, cost in layers) / 2,
+                later_seconds=sum(cost.backward_seconds for _, cost in later) / 2,
             )
         )  # fmt: skip
     return tuple(stages)

@@ -300,6 +300,8 @@ class InStages(InTraining):
 
     def plan(self) -> dict[str, Any]:
         """The stages as plain data."""
+        # In the last micro-batch, which may be the only one, the gradients of weights are a unit of their own.
+        kinds = ("forward", "backward", *(("weights",) if self.staged.microbatches == 1 else ()))
         devices = [self.run.engine.devices[device].name for device in self.devices]
         return {
             "placer": self.staged.placer, "microbatches": self.staged.microbatches, "order": self.order,
@@ -311,7 +313,7 @@ class InStages(InTraining):
                     "bytes": stage.state_bytes + stage.activation_bytes * self.limits[stage.index],
                     "predicted_ms": 1000 * (stage.forward_seconds + stage.backward_seconds),
                     "measured_ms": 1000 * sum(
-                        _median(self._stage_seconds.get((kind, stage.index), [])) for kind in ("forward", "backward")
+                        _median(self._stage_seconds.get((kind, stage.index), [])) for kind in kinds
                     ),
                 }
                 for stage in self.staged.stages

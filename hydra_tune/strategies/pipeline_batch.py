@@ -102,7 +102,7 @@ class Batch:
     def _in_halves(self, stage: Stage, lane: int) -> bool:
         """Whether a stage's weights get their gradients apart: in the last micro-batch, for which others wait."""
         used = stage.loss or self.trial.users[stage.index]
-        return bool(stage.layers and used) and lane == len(self.weights) - 1
+        return bool(stage.later and used) and lane == len(self.weights) - 1
 
     async def _go_weights(self, stage: Stage, lane: int) -> None:
         await (self._forward if stage.loss else self._backward)[stage.index, lane]

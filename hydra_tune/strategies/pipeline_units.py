@@ -235,12 +235,12 @@ def fetch_ahead(context: WorkerContext, attempt: str, epoch: int, position: int)
 
 def forward(
     context: WorkerContext, attempt: str, stage: int, lane: int, arrived: Sent, weight: float, random: Random,
-    halves: bool,
+    in_halves: bool,
 ) -> Forwarded:  # fmt: skip
     """A stage's forward for one micro-batch."""
     part: Part = context.resident[attempt]
     with part.counting():
-        done = part.forward(part.kit.stages[stage], lane, arrived, weight, random, halves=halves)
+        done = part.forward(part.kit.stages[stage], lane, arrived, weight, random, in_halves=in_halves)
     _note_peak(context, part)
     return done
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import nn
 import hydra_tune.pipeline.part as part
 from hydra_tune.graph.capture import capture
 from hydra_tune.pipeline.halves import Halves, is_plain
-from tests.pipeline.test_exactness import check_net
+from tests.pipeline.test_exactness import check_net, net, pipelined
+from tests.shards.models import assert_same, candidate, finish, start
 
 
 class Dense(nn.Module):
@@ -26,6 +28,17 @@ class Dense(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.relu_(self.first(x))
         return self.second(self.norm(hidden)) + self.aside(torch.ones(1, 6, dtype=x.dtype))
+
+
+class Sequences(nn.Module):
+    """Dense layers on three dimensions, whose outputs are views in torch, changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu_(self.first(x.view(-1, 3, 2)))).mean(1)
 
 
 class Borrowing(nn.Module):
@@ -62,6 +75,7 @@ NETS: dict[str, tuple[Any, int]] = {
     "borrowing": (borrowing, 2),
     "tied": (tied, 3),
     "images": (images, 3),
+    "sequences": (Sequences, 2),
 }
 """Nets, and how many of their layers can wait."""
 
@@ -149,7 +163,7 @@ def test_the_last_micro_batch_of_a_step_is_in_halves_once_it_is_known_what_there
     kinds = [kind for kind, worker in run.ran if worker == 2 and kind in ("forward", "weights", "step")]
     steps = kinds.count("step")
     assert kinds == ["forward", "forward", "weights", "step"] * steps
-    assert trial.staged.stages[-1].layers
+    assert trial.staged.stages[-1].later
     measured = part.MEASURED_STEPS
     assert waiting == [False] * measured + [roomy] * (steps - measured)
 
@@ -157,8 +171,27 @@ def test_the_last_micro_batch_of_a_step_is_in_halves_once_it_is_known_what_there
 def test_a_device_with_several_stages_goes_back_at_once(tmp_path: Path) -> None:
     run, trial = check_net("inception", tmp_path, fields={"epochs": 1}, microbatches=2, placer="m-topo")
     on = [stage.device for stage in trial.staged.stages]
-    assert all(on.count(stage.device) == 1 for stage in trial.staged.stages if stage.layers)
+    assert all(on.count(stage.device) == 1 for stage in trial.staged.stages if stage.later)
     assert len(on) > 2
     assert len([kind for kind, _ in run.ran if kind == "weights"]) == sum(
-        bool(stage.layers) for stage in trial.staged.stages
+        bool(stage.later) for stage in trial.staged.stages
     ) * len([kind for kind, worker in run.ran if kind == "step" and worker == 1])
+
+
+def test_where_nobody_wants_a_gradient_nothing_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first device's part is frozen, so the second one's weights are all that there is to do."""
+    made: list[int] = []
+
+    class Watched(Halves):
+        def __init__(self, layers: Any, *, waits: bool) -> None:
+            super().__init__(layers, waits=waits)
+            made.append(len(layers))
+
+    monkeypatch.setattr(part, "Halves", Watched)
+    fields = net("mlp")
+    for parameter in list(fields["model"].parameters())[:-2]:
+        parameter.requires_grad_(False)
+    plain = finish(start(candidate(**copy.deepcopy(fields))))
+    run, _ = pipelined(candidate(**fields), tmp_path, microbatches=2, placer="balanced")
+    assert_same(run.state(), plain.state())
+    assert not any(made)

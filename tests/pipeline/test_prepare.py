@@ -56,5 +56,5 @@ def test_where_the_last_micro_batch_goes_back_in_halves_even_devices_are_the_qui
     prospect = even_chain(tmp_path, nn.Linear)
     alone, shared = laid_out(prospect, 1), laid_out(prospect, 2)
     assert alone.stages == shared.stages
-    assert shared.stages[1].layers_seconds == pytest.approx(4 * 1.0 + 0.1)
-    assert shared.stages[0].layers_seconds == 0.0, "nobody waits for it"
+    assert shared.stages[1].later_seconds == pytest.approx(4 * 1.0 + 0.1)
+    assert shared.stages[0].later_seconds == 0.0, "nobody waits for it"

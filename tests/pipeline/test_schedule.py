@@ -61,7 +61,7 @@ def test_hand_overs_are_hidden_behind_the_microbatch_that_is_on_its_way() -> Non
 def test_the_last_micro_batch_does_not_keep_others_waiting_for_gradients_of_weights() -> None:
     """Once for each device on the way back, and a device is busy no less."""
     stages = chain([0, 1, 2])
-    found = [stages[0], *(replace(each, layers_seconds=0.4) for each in stages[1:])]
+    found = [stages[0], *(replace(each, later_seconds=0.4) for each in stages[1:])]
     assert seconds(found, 3, 6) == pytest.approx(seconds(stages, 3, 6) - 2 * 0.4)
     whole, halves = (predict(s, 3, 6, "1f1b", way=lambda *_: 0.0, step_seconds=[0.0] * 3) for s in (stages, found))
     assert halves.busy == pytest.approx(whole.busy)
