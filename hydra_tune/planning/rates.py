@@ -6,7 +6,6 @@ made with these rates.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import platform
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from hydra_tune.graph.placement.crowding import measured_crowding
 from hydra_tune.measurements import keep, kept
 from hydra_tune.planning.pool import Rates
 
@@ -111,27 +111,3 @@ def _file_rates(place: Path) -> tuple[float, float]:
 
         write()
         return BYTES / _best(read), BYTES / _best(write)
-
-
-def measured_crowding(devices: int) -> float:
-    """How much longer a process computes while one for each other device does the same; 1 for one device."""
-    if devices < 2:
-        return 1.0
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(devices) as pool:
-        alone = pool.apply(_mixed_work)
-        together = pool.map(_mixed_work, [0.5] * devices, chunksize=1)
-    return max(1.0, sum(together) / len(together) / alone)
-
-
-def _mixed_work(seconds: float = 0.5) -> float:
-    """Seconds for a round of products and sums as in training, over about so many seconds."""
-    torch.set_num_threads(1)
-    weights, moments, rows = torch.randn(SIDE, SIDE), torch.zeros(SIDE, SIDE), torch.randn(SIDE, SIDE)
-    rounds, began = 0, time.perf_counter()
-    while rounds < 3 or time.perf_counter() - began < seconds:
-        rows = torch.relu(rows @ weights) * 0.01
-        moments.mul_(0.9).add_(rows, alpha=0.1)
-        weights.add_(moments, alpha=-0.001)
-        rounds += 1
-    return (time.perf_counter() - began) / rounds

@@ -96,9 +96,8 @@ class InStages(InTraining):
         builder = run.candidacy.worker
         assert builder is not None
         workers = run.engine.workers_of_all_devices()
-        wanted = Wanted(
-            strategy.microbatches, strategy.placer, strategy.order, run.room(), run.at_once,
-        )  # fmt: skip
+        on_cores = all(device.torch_device == "cpu" for device in run.engine.devices)
+        wanted = Wanted(strategy.microbatches, strategy.placer, strategy.order, run.room(), run.at_once, on_cores)
         result = await run.unit(
             "lay out", units.stage, run.attempt, run.number, run.seed, wanted, run.checkpoints, run.profiles,
             role=Role.BUILDER, worker=builder,

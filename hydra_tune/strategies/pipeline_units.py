@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.graph.capture import untouched
 from hydra_tune.graph.placement import PlacementInfeasible
+from hydra_tune.graph.placement.crowding import crowding
 from hydra_tune.graph.placement.links import link
 from hydra_tune.pipeline.kit import Fetched, Forwarded, Judged, PipelineKit, Random, Sent
 from hydra_tune.pipeline.microbatches import microbatches_for
@@ -43,6 +44,8 @@ class Wanted:
     capacity: tuple[int, ...]
     trials: int
     """That are on the devices at the same time."""
+    on_cores: bool = True
+    """Whether the devices are cores of this machine, which disturb each other when all are at work."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,8 @@ def stage(
     count, warning = microbatches_for(training, wanted.microbatches, devices)
     rows = -(-training.batches.rows_at(0) // count)
     prospect = examine(training, profiles, rows)
+    if wanted.on_cores:
+        prospect = replace(prospect, profile=prospect.profile.slowed(crowding(profiles, devices)))
     way = link(profiles, Path(context.setup.directory).parent).seconds
     try:
         layout = lay_out(
