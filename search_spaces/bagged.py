@@ -43,6 +43,19 @@ class BaggedNorm(nn.Module):
         return functional.layer_norm(x, x.shape[-1:]) * self.scale + self.shift
 
 
+class BaggedDropout(nn.Module):
+    """Dropout by one mask for all folds, from (folds, ...): their models never meet, and drawing is what it costs."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training or not self.share:
+            return x
+        return x * functional.dropout(torch.ones_like(x[:1]), self.share)
+
+
 class Members(nn.Module):
     """Several members of an ensemble in each fold, which see the features with signs of their own (TabM-mini).
 

@@ -11,7 +11,14 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from torch import nn
 from torch.nn import functional
 
-from hydra_tune.search_spaces.bagged import BaggedLinear, BaggedNorm, CategoryEmbeddings, MembersHead, TextEmbedding
+from hydra_tune.search_spaces.bagged import (
+    BaggedDropout,
+    BaggedLinear,
+    BaggedNorm,
+    CategoryEmbeddings,
+    MembersHead,
+    TextEmbedding,
+)
 from hydra_tune.search_spaces.dataset import Data
 from hydra_tune.search_spaces.space import Param, Space
 from hydra_tune.search_spaces.table import TableLayout
@@ -57,7 +64,7 @@ class Block(nn.Module):
         self.widen = BaggedLinear(folds, width, 2 * width)
         self.narrow = BaggedLinear(folds, 2 * width, width)
         self.gelu = nn.GELU()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = BaggedDropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.dropout(self.join(_attend(self.split(self.before_attention(x)))))

@@ -9,7 +9,7 @@ from typing import Any
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from torch import nn
 
-from hydra_tune.search_spaces.bagged import BaggedLinear, Members, MembersHead
+from hydra_tune.search_spaces.bagged import BaggedDropout, BaggedLinear, Members, MembersHead
 from hydra_tune.search_spaces.dataset import Data
 from hydra_tune.search_spaces.mlp import ACTIVATIONS
 from hydra_tune.search_spaces.space import Param, Space
@@ -42,7 +42,7 @@ def model(params: Mapping[str, Any], data: Data) -> nn.Module:
     for i in range(params["depth"]):
         layers[f"linear_{i}"] = BaggedLinear(layout.folds, width, params["width"])
         layers[f"activation_{i}"] = ACTIVATIONS[params["activation"]]()
-        layers[f"dropout_{i}"] = nn.Dropout(params["dropout"])
+        layers[f"dropout_{i}"] = BaggedDropout(params["dropout"])
         width = params["width"]
     layers["head"] = MembersHead(layout.folds, params["members"], width, data.outputs)
     return nn.Sequential(layers)

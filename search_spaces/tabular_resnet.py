@@ -10,7 +10,7 @@ import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from torch import nn
 
-from hydra_tune.search_spaces.bagged import BaggedLinear, BaggedNorm, Members, MembersHead
+from hydra_tune.search_spaces.bagged import BaggedDropout, BaggedLinear, BaggedNorm, Members, MembersHead
 from hydra_tune.search_spaces.dataset import Data
 from hydra_tune.search_spaces.space import Param, Space
 from hydra_tune.search_spaces.tabular import feature_params, features, layout_of, members_param, table_training_params
@@ -26,7 +26,7 @@ class Block(nn.Module):
         self.norm = BaggedNorm(folds, width, middle=2)
         self.widen = BaggedLinear(folds, width, inner)
         self.relu = nn.ReLU()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = BaggedDropout(dropout)
         self.narrow = BaggedLinear(folds, inner, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

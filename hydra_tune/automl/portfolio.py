@@ -15,7 +15,7 @@ from hydra_tune.search_spaces.families import FAMILIES
 from hydra_tune.search_spaces.space import Space
 
 BASELINE = "linear"
-MOST_TOKENS = 64
+MOST_TOKENS = 48
 """Attention among more columns than this takes longer than it is worth on a CPU."""
 
 _STARTS: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -28,7 +28,7 @@ from hydra_tune.search_spaces.dataset import Data, Task, split
 from hydra_tune.search_spaces.table import FOLD, JUDGED, NOBODYS, VALUE, TableLayout, TargetScale
 
 ROWS, ENCODERS, DESCRIPTION = "rows.safetensors", "encoders.safetensors", "prepared.json"
-FOLDS_BY_ROWS = ((2_000, 8), (10_000, 5))
+FOLDS_BY_ROWS = ((1_000, 8), (10_000, 5))
 """Tables of fewer rows than this have so many folds; larger ones one part held out."""
 SKEWED = 1.5
 """From this skewness on a target of numbers from zero is also offered on a log scale."""
