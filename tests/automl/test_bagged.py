@@ -15,6 +15,7 @@ from hydra_tune.automl.prepared import prepare
 from hydra_tune.automl.reading import Table, read_table
 from hydra_tune.errors import SpecError
 from hydra_tune.sampling import make_sampler
+from hydra_tune.search_spaces.bagged import BaggedDropout
 from hydra_tune.search_spaces.bagged_objectives import BaggedLoss, answers, bagged_metrics, own_answers, taught
 from hydra_tune.search_spaces.distributions import contains
 from hydra_tune.search_spaces.families import FAMILIES, family
@@ -157,6 +158,20 @@ def test_losses_and_metrics_are_means_over_rows(tmp_path):
     assert taught(targets[:3], 3).tolist() == np.eye(3).tolist()
     said = answers(outputs, "classification", TargetScale())
     assert torch.equal(own_answers(said, targets)[4], said[4, 1])
+
+
+def test_folds_drop_the_same_and_keep_their_mean():
+    torch.manual_seed(0)
+    dropout, x = BaggedDropout(0.25), torch.rand(3, 2, 500, 40) + 1
+    dropped = dropout(x)
+    gone = dropped == 0
+    assert torch.equal(gone[0], gone[1])
+    assert torch.equal(gone[0], gone[2])
+    assert float(gone[0].float().mean()) == pytest.approx(0.25, abs=0.01)
+    assert torch.allclose(dropped[~gone], x[~gone] / 0.75)
+    assert not torch.equal(dropout(x) == 0, gone), "each step has a mask of its own"
+    assert torch.equal(dropout.eval()(x), x)
+    assert torch.equal(BaggedDropout(0.0)(x), x)
 
 
 def test_epochs_follow_the_time_of_a_trial(tmp_path):
