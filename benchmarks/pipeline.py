@@ -2,23 +2,21 @@
 
 All train the same network on the same batches in the same micro-batches. `torch` is torch.distributed.pipelining with
 Schedule1F1B between two processes over gloo, cut at the same layer. A step is measured from the batch to the end of
-the optimizer's step. What neighbours do to the machine changes from one minute to the next, so one device, torch and
-the pipeline take turns step by step, each in processes of its own that sleep meanwhile; a round's figure is the median
-of the ratios of neighbouring steps. Two trials at once are measured in runs of their own, of which the median step
-counts.
+the optimizer's step. What neighbours do to the machine changes from one minute to the next, so all take turns, each in
+processes of its own that sleep meanwhile: one device, torch and the pipeline step by step, where a round's figure is
+the median of the ratios of neighbouring steps; two trials, at once and one after the other, ten steps at a time.
+
+`two_devices_vs_one` is what two cores give to two trials that have nothing to do with each other: on a shared machine
+less than two, and no pipeline can be expected to reach more than its share of that.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +25,15 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import hydra_tune as ht
+from benchmarks.players import Gate, Player, wait_for_turn
 from benchmarks.report import arguments, finish, interleaved, ratios, spread
-from hydra_tune.engine.process import MEMORY_SETTINGS
 
 WIDTH, LAYERS, BATCH, BATCHES, MICROBATCHES = 768, 8, 4096, 10, 8
 FILLING = 4
 """Micro-batches where two trials run at once: more gaps to fill."""
+WARM = 2
+"""Steps of a player that do not count: the first ones make memory, and measure."""
+MODULE = "benchmarks.pipeline"
 
 
 def network() -> nn.Sequential:
@@ -47,107 +48,87 @@ def data(batches: int) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, torch.randint(0, 10, (BATCH * batches,), generator=generator)
 
 
-def build(trial: Any) -> ht.Candidate:
+def build(trial: Any, epochs: int = 1) -> ht.Candidate:
     lr = trial.suggest_float("lr", 1e-4, 1e-3)
     return ht.Candidate(
         model=network(), loss=nn.functional.cross_entropy, optimizer=functools.partial(torch.optim.SGD, lr=lr),
-        train=TensorDataset(*data(BATCHES)), batch_size=BATCH, epochs=1,
+        train=TensorDataset(*data(BATCHES)), batch_size=BATCH, epochs=epochs,
     )  # fmt: skip
 
 
-def searched(folder: str, strategy: Any, trials: int = 1, at_once: int = 1) -> Any:
-    """The trials of a search."""
-    url = f"sqlite:///{folder}/pipeline.db"
+def searched(folder: str, strategy: Any, trials: int = 1, epochs: int = 1) -> None:
+    """A search of so many trials, all at once."""
     result = ht.search(
-        build, trials=trials, devices="2xcpu", concurrency=at_once, sampler="random", seed=1, storage=url,
-        progress=False, checkpoint_seconds=3600, study=f"run-{time.time_ns()}", strategy=strategy,
+        functools.partial(build, epochs=epochs), trials=trials, devices="2xcpu", concurrency=trials, sampler="random",
+        seed=1, storage=f"sqlite:///{folder}/pipeline-{time.time_ns()}.db", progress=False, checkpoint_seconds=3600,
+        strategy=strategy,
     )  # fmt: skip
     assert result.completed == trials
-    records = result.trials
     result.close()
-    return records
 
 
-class Player:
-    """A system in processes of its own, which makes a step when it is told to."""
-
-    def __init__(self, *commands: Sequence[str]) -> None:
-        environment = {**os.environ, **MEMORY_SETTINGS, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.pipeline", *command], env=environment, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, text=True,
-            )
-            for command in commands
-        ]  # fmt: skip
-
-    def step(self) -> float:
-        """The seconds of the next step; only the first process says them."""
-        first = self._processes[0]
-        assert first.stdin is not None
-        assert first.stdout is not None
-        print(file=first.stdin, flush=True)
-        return float(first.stdout.readline())
-
-    def finish(self) -> None:
-        for process in self._processes:
-            process.communicate()
-            assert process.returncode == 0
-
-
-def wait_for_turn() -> None:
-    """In a player: sleep until the next step is asked for."""
-    sys.stdin.readline()
-
-
-def in_turns(folder: str) -> dict[str, list[float]]:
-    """The steps of one device, torch and the pipeline, taken in turns; of the first, nobody is warm yet."""
-    players = {
-        "one device": Player(["--search", "whole", folder]),
-        "torch": Player(["--rank", "0", str(Path(folder).resolve())], ["--rank", "1", str(Path(folder).resolve())]),
-        "pipeline": Player(["--search", "pipeline", folder]),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in players}
-    for batch in range(BATCHES):
-        for name in players if batch % 2 else reversed(players):
-            seconds[name].append(players[name].step())
-    for player in players.values():
-        player.finish()
-    Path(folder, "store").unlink(missing_ok=True)
-    return {name: found[1:] for name, found in seconds.items()}
-
-
-def play_search(name: str, folder: str) -> None:
-    """A player: a search of one trial, whose every batch waits for its turn."""
+def play_search(name: str, placer: str, microbatches: int, trials: int, epochs: int, folder: str) -> None:
+    """A player: a search whose every batch waits for its turn."""
     from hydra_tune.strategies import whole
     from hydra_tune.strategies.pipeline import InStages
 
     whole.SLICE_SECONDS = 0.0
-    kind: Any = InStages if name == "pipeline" else whole.OnOneDevice
-    method = "_train_batch" if name == "pipeline" else "train"
-    plain = getattr(kind, method)
-
-    async def in_turn(self: Any, remaining: float | None) -> Any:
-        await asyncio.to_thread(wait_for_turn)
-        clock = time.perf_counter()
-        done = await plain(self, remaining)
-        print(time.perf_counter() - clock, flush=True)
-        return done
-
-    setattr(kind, method, in_turn)
-    searched(folder, {"name": name, "microbatches": MICROBATCHES} if name == "pipeline" else name)
+    gate = Gate()
+    gate.guard(InStages, "_train_batch")
+    gate.guard(whole.OnOneDevice, "train")
+    staged = {"name": name, "microbatches": microbatches, "placer": placer}
+    searched(folder, staged if name == "pipeline" else name, trials, epochs)
 
 
-def two_trials(folder: str, *, at_once: bool, placer: str = "balanced") -> float:
-    """Seconds for a step of each of two trials: at once they overlap, else they follow each other.
+def player(
+    folder: str, name: str, placer: str = "best", microbatches: int = MICROBATCHES, trials: int = 1, epochs: int = 1
+) -> Player:
+    return Player(MODULE, ["--search", name, placer, str(microbatches), str(trials), str(epochs), folder])
 
-    Of each trial the median step counts: the second one starts some steps after the first, which is then alone. Both
-    ways have the same stages; by itself a trial would get others, which leave no gaps on one of the devices.
+
+def single_steps(folder: str) -> dict[str, list[float]]:
+    """The steps of one device, of two such at once, of torch and of the pipeline, taken in turns."""
+    place = str(Path(folder).resolve())
+    alone = {
+        "one device": player(folder, "whole"),
+        "torch": Player(MODULE, ["--rank", "0", place], ["--rank", "1", place]),
+        "pipeline": player(folder, "pipeline"),
+    }
+    both = [player(folder, "whole") for _ in range(2)]
+    seconds: dict[str, list[float]] = {name: [] for name in (*alone, "two devices")}
+    for batch in range(BATCHES):
+        for name in seconds if batch % 2 else reversed(seconds):
+            if name in alone:
+                seconds[name].append(alone[name].turn())
+                continue
+            for each in both:
+                each.begin()
+            seconds[name].append(max([each.end() for each in both]))
+    for each in (*alone.values(), *both):
+        each.finish()
+    Path(folder, "store").unlink(missing_ok=True)
+    return {name: found[WARM:] for name, found in seconds.items()}
+
+
+def two_trials(folder: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds for ten steps of each of two trials: at once, and one after the other.
+
+    Both ways have the same stages. A trial by itself would get others, which leave no gaps on one of the devices: two
+    such, one after the other, take twice what one does.
     """
-    strategy = {"name": "pipeline", "microbatches": FILLING, "placer": placer}
-    records = searched(folder, strategy, trials=2, at_once=2 if at_once else 1)
-    steps = [float(record.plan["measured_step_ms"]) / 1000 for record in records]
-    return max(steps) if at_once else sum(steps)
+    pair = player(folder, "pipeline", "balanced", FILLING, trials=2, epochs=1 + 2 * rounds)
+    single = player(folder, "pipeline", "best", FILLING, epochs=1 + rounds)
+    systems = {
+        "two at once": lambda: pair.turn([0, 1], BATCHES),
+        "one after the other": lambda: pair.turn([0], BATCHES) + pair.turn([1], BATCHES),
+        "one after the other, best stages": lambda: 2 * single.turn([0], BATCHES),
+    }
+    pair.turn([0, 1], BATCHES)
+    single.turn([0], BATCHES)
+    seconds = interleaved(systems, rounds)
+    pair.finish()
+    single.finish()
+    return seconds
 
 
 def rank(index: int, folder: str) -> None:
@@ -190,26 +171,22 @@ def main() -> None:
         rank(int(sys.argv[2]), sys.argv[3])
         return
     if "--search" in sys.argv:
-        play_search(sys.argv[2], sys.argv[3])
+        name, placer, microbatches, trials, epochs, folder = sys.argv[2:]
+        play_search(name, placer, int(microbatches), int(trials), int(epochs), folder)
         return
     options = arguments(__doc__ or "")
     rounds = options.rounds or (1 if options.quick else 5)
     steps: dict[str, list[list[float]]] = {}
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        searched(folder, {"name": "pipeline", "microbatches": MICROBATCHES})  # its profile is kept for the others
-
-        def turns() -> float:
-            for name, found in in_turns(folder).items():
+        # Their profiles are kept for the others.
+        searched(folder, {"name": "pipeline", "microbatches": MICROBATCHES})
+        searched(folder, {"name": "pipeline", "microbatches": FILLING})
+        for round_ in range(rounds):
+            for name, found in single_steps(folder).items():
                 steps.setdefault(name, []).append(found)
-            return statistics.median(steps["pipeline"][-1])
-
-        systems: dict[str, Callable[[], float]] = {
-            "pipeline": turns,
-            "two at once": lambda: two_trials(folder, at_once=True),
-            "one after the other": lambda: two_trials(folder, at_once=False),
-            "one after the other, best stages": lambda: two_trials(folder, at_once=False, placer="best"),
-        }
-        seconds = interleaved(systems, rounds)
+                said = f"round {round_ + 1}/{rounds}: {name} {statistics.median(found):.3f}"
+                print(said, file=sys.stderr, flush=True)
+        seconds = two_trials(folder, rounds)
     _report(seconds, steps)
 
 
@@ -223,15 +200,16 @@ def _report(seconds: dict[str, list[float]], steps: dict[str, list[list[float]]]
         "vs_torch_pipelining": neighbours("torch", "pipeline"),
         "speedup_vs_one_device": neighbours("one device", "pipeline"),
         "torch_vs_one_device": neighbours("one device", "torch"),
+        "two_devices_vs_one": [2 * ratio for ratio in neighbours("one device", "two devices")],
         "bubble_fill_speedup": ratios(seconds["one after the other"], seconds["two at once"]),
         "bubble_fill_vs_best_alone": ratios(seconds["one after the other, best stages"], seconds["two at once"]),
     }
     rows = [(name, spread(values)) for name, values in figures.items()]
     rows += [(f"seconds, {name}", spread([statistics.median(each) for each in found])) for name, found in steps.items()]
-    rows += [(f"seconds, {name}", spread(values)) for name, values in seconds.items() if name != "pipeline"]
+    rows += [(f"seconds, {name}", spread([each / BATCHES for each in values])) for name, values in seconds.items()]
     finish(rows, {
         **{name: statistics.median(values) for name, values in figures.items()}, "microbatches": MICROBATCHES,
-        "rows_a_microbatch": BATCH // MICROBATCHES, "rounds": len(steps["torch"]), "steps_a_round": BATCHES - 1,
+        "rows_a_microbatch": BATCH // MICROBATCHES, "rounds": len(steps["torch"]), "steps_a_round": BATCHES - WARM,
     })  # fmt: skip
 
 

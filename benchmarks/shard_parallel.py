@@ -1,10 +1,13 @@
 """Four trials whose training state is four times the device budget, on two CPU devices of one core each.
 
 `shard` is Hydra Tune: shards of all trials on both devices. `model parallel` trains one trial at a time in the same
-shards, shard i on device i mod 2, with the same prefetching on both. It is simulated in one process with two device
-memories, so that handing a boundary from one device to the other costs it nothing: what it would really reach is
-less. `ideal` is task parallelism with everything in memory. All train the same batches; the time is that between the
-start of the first training step and the end of the last.
+shards, shard i on device i mod 2, with the same prefetching on both; it is simulated, in its favour
+(`benchmarks.model_parallel`). `ideal` is task parallelism with everything in memory, `all fits` is `shard` with a
+budget for that. All train the same batches. They take turns, three batches of each trial at a time, in processes that
+sleep meanwhile, so that all of them meet the same machine; a round's figure is the ratio of neighbouring turns.
+
+How busy devices are, and which trials stay where, comes from a search that nobody interrupts, and from one by plain
+lrtf.
 
 How much is computed for each byte moved goes with the rows of a batch: `ROWS=512 python -m benchmarks.shard_parallel`.
 """
@@ -15,13 +18,10 @@ import functools
 import itertools
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import hydra_tune as ht
+from benchmarks.players import Gate, Player
 from benchmarks.report import arguments, finish, interleaved, ratios, spread
-from hydra_tune.engine.process import MEMORY_SETTINGS
 
 WIDTH, LAYERS, BATCHES, TRIALS = 1024, 32, 12, 4
 BATCH = int(os.environ.get("ROWS", "1024"))
@@ -38,13 +38,22 @@ BATCH = int(os.environ.get("ROWS", "1024"))
 STATE = LAYERS * WIDTH * (WIDTH + 1) * 12
 """Bytes of float32 weights and Adam's two moments."""
 BUDGET = STATE // 4
+A_TURN = 3
+"""Batches of each trial: so many that the ends of a turn, where a device waits for the other, count for little."""
+MODULE = "benchmarks.shard_parallel"
+SEARCHES: dict[str, dict[str, Any]] = {
+    "shard": {"device_memory": BUDGET, "strategy": "shard"},
+    "lrtf": {"device_memory": BUDGET, "strategy": {"name": "shard", "policy": "lrtf"}},
+    "ideal": {"strategy": "whole"},
+    "all fits": {"device_memory": "4GiB", "strategy": "shard"},
+}
 
 
-def candidate(lr: float) -> ht.Candidate:
+def candidate(lr: float, batches: int) -> ht.Candidate:
     """An MLP whose layers are large matrices."""
     generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(BATCH * BATCHES, WIDTH, generator=generator)
-    targets = torch.randint(0, 10, (BATCH * BATCHES,), generator=generator)
+    inputs = torch.randn(BATCH * batches, WIDTH, generator=generator)
+    targets = torch.randint(0, 10, (BATCH * batches,), generator=generator)
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     return ht.Candidate(
         model=nn.Sequential(*layers, nn.Linear(WIDTH, 10)), loss=nn.functional.cross_entropy,
@@ -53,29 +62,35 @@ def candidate(lr: float) -> ht.Candidate:
     )  # fmt: skip
 
 
-def build(trial: Any) -> ht.Candidate:
-    return candidate(trial.suggest_float("lr", 1e-5, 1e-4))
+def build(trial: Any, batches: int) -> ht.Candidate:
+    return candidate(trial.suggest_float("lr", 1e-5, 1e-4), batches)
+
+
+def searched(name: str, folder: str, batches: int = BATCHES) -> list[Any]:
+    """Search with all trials at once; the units that ran."""
+    from hydra_tune.storage import open_storage
+    from hydra_tune.storage.queries import trial_units
+
+    url = f"sqlite:///{folder}/{name}.db"
+    result = ht.search(
+        functools.partial(build, batches=batches), trials=TRIALS, devices="2xcpu", concurrency=TRIALS,
+        sampler="random", seed=1, storage=url, progress=False, checkpoint_seconds=3600, study=f"run-{time.time_ns()}",
+        **SEARCHES[name],
+    )  # fmt: skip
+    assert result.completed == TRIALS
+    with open_storage(url, read_only=True) as storage:
+        units = trial_units(storage, result.study.study_name)
+    result.close()
+    return list(units)
 
 
 class Run:
     """What a search recorded of its training steps."""
 
-    def __init__(self, folder: str, **options: Any) -> None:
-        from hydra_tune.storage import open_storage
-        from hydra_tune.storage.queries import trial_units
-
-        url = f"sqlite:///{folder}/units.db"
-        result = ht.search(
-            build, trials=TRIALS, devices="2xcpu", concurrency=TRIALS, sampler="random", seed=1, storage=url,
-            progress=False, checkpoint_seconds=3600, study=f"run-{time.time_ns()}", **options,
-        )  # fmt: skip
-        assert result.completed == TRIALS
-        with open_storage(url, read_only=True) as storage:
-            units = trial_units(storage, result.study.study_name)
-        result.close()
-        self.units = [unit for unit in units if unit.device and unit.device.startswith("cpu:")]
+    def __init__(self, name: str, folder: str) -> None:
         training = ("train", "forward", "forward-backward", "backward", "step", "commit")
-        self.trained = [unit for unit in self.units if unit.kind in training]
+        on_devices = (unit for unit in searched(name, folder) if unit.device and unit.device.startswith("cpu:"))
+        self.trained = [unit for unit in on_devices if unit.kind in training]
         begun = min(unit.started for unit in self.trained)
         self.seconds = max(unit.started + unit.seconds for unit in self.trained) - begun
 
@@ -103,188 +118,83 @@ class Run:
             last[unit.device] = unit.number
         return statistics.mean(same) if same else 0.0
 
-    def overheads(self) -> list[float]:
-        """Seconds between the end of one step and the start of the next on the same device, while it had work."""
+    def overhead(self) -> float:
+        """Seconds between the end of one step and the start of the next on the same device, at the median."""
         found = []
         for device in ("cpu:0", "cpu:1"):
             own = sorted((u for u in self.trained if u.device == device), key=lambda unit: unit.started)
             found += [b.started - (a.started + a.seconds) for a, b in itertools.pairwise(own)]
-        return found
+        return statistics.median(found)
 
 
-RUNS: dict[str, list[Run]] = {}
+def play_search(name: str, folder: str, batches: int) -> None:
+    """A player: a search whose every batch waits for its turn."""
+    from hydra_tune.strategies import shard, whole
+
+    whole.SLICE_SECONDS = shard.SLICE_SECONDS = 0.0  # a unit is a batch
+    gate = Gate()
+    gate.guard(shard.InShards, "train")
+    gate.guard(whole.OnOneDevice, "train")
+    searched(name, folder, batches)
 
 
-def measured(name: str, folder: str, **options: Any) -> float:
-    run = Run(folder, **options)
-    RUNS.setdefault(name, []).append(run)
-    return run.seconds
+def turns(folder: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of three batches of each trial, for each system; the first turn of each, in which it starts, is left out.
 
-
-def model_parallel() -> float:
-    """In a process of its own, with one thread to compute and one a device to bring shards in."""
-    command = [sys.executable, "-m", "benchmarks.shard_parallel", "--one-trial-at-a-time"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=_worker_environment())
-    return float(done.stdout.split()[-1])
-
-
-def _worker_environment() -> dict[str, str]:
-    return {**os.environ, **MEMORY_SETTINGS, "OMP_NUM_THREADS": "1"}
-
-
-def one_trial_at_a_time() -> None:
-    """Train all trials one after another, shard i on device i mod 2; print the seconds."""
-    from hydra_tune.builds import Prepared
-    from hydra_tune.engine.spill import SpillFiles
-    from hydra_tune.shards.exchange import take_apart
-    from hydra_tune.shards.prepare import examine, hollow, make_kit
-    from hydra_tune.shards.trial import ShardedTrial
-    from hydra_tune.training import Training
-
-    torch.set_num_threads(1)
-    total = 0.0
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
-        for number in range(TRIALS):
-            made = candidate(1e-5 * (number + 1))
-            training = Training(made, made.train, None, number, torch.device("cpu"))
-            prospect = examine(training, Path(place) / "profiles")
-            prepared = Prepared(made, made.train, None)
-            kit = make_kit(prospect, prospect.shards(BUDGET), prepared, number, BUDGET, training.named_tensors())
-            files = SpillFiles([Path(place)], f"trial-{number}")
-            take_apart(training.state(), kit.plan, kit.parts, files)
-            hollow(made.model)
-            del training
-            devices = TwoDevices(BUDGET)
-            trial = ShardedTrial(kit, devices, files)  # type: ignore[arg-type]
-            _follow_shards(trial, devices)
-            began = time.perf_counter()
-            while not trial.train_for(1.0).epoch_done:
-                pass
-            total += time.perf_counter() - began
-            devices.close()
-            files.remove()
-    print(total)
-
-
-class TwoDevices:
-    """Two device memories behind one face: each block is on the device of its shard."""
-
-    def __init__(self, budget: int) -> None:
-        from hydra_tune.engine.device_memory import DeviceMemory
-
-        self.device = torch.device("cpu")
-        self.budget = 2 * budget
-        self.both = [DeviceMemory(budget, self.device) for _ in range(2)]
-        self.at = 0
-        """The device that computes."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name == "running":
-            for memory in self.both:
-                memory.running = value
-
-    def _of(self, files: Any, key: str) -> Any:
-        shard = key.split("/")[1]
-        if key[0] in "xd":  # a boundary is where it was made, and costs nothing to hand over
-            return next((memory for memory in self.both if memory.holds(files, key)), self.both[self.at])
-        return self.both[int(shard) % 2]
-
-    def reserve(self, size: int) -> None:
-        self.both[self.at].reserve(size)
-
-    def acquire(self, files: Any, key: str, due: float) -> Any:
-        return self._of(files, key).acquire(files, key, due)
-
-    def new(self, files: Any, key: str, size: int) -> Any:
-        return self._of(files, key).new(files, key, size)
-
-    def adopt(self, files: Any, key: str, content: Any, due: float) -> None:
-        self._of(files, key).adopt(files, key, content, due)
-
-    def release(self, files: Any, key: str, due: float, **options: Any) -> None:
-        self._of(files, key).release(files, key, due, **options)
-
-    def holds(self, files: Any, key: str) -> bool:
-        return any(memory.holds(files, key) for memory in self.both)
-
-    def discard(self, files: Any, key: str) -> None:
-        self._of(files, key).discard(files, key)
-
-    def prefetch(self, wanted: Any) -> None:
-        for files, key, due in wanted:
-            self._of(files, key).prefetch([(files, key, due)])
-
-    def flush(self, files: Any) -> None:
-        for memory in self.both:
-            memory.flush(files)
-
-    def forget(self, files: Any, *, outdated_only: bool = False) -> None:
-        for memory in self.both:
-            memory.forget(files, outdated_only=outdated_only)
-
-    def close(self) -> None:
-        for memory in self.both:
-            memory.close()
-
-
-def _follow_shards(trial: Any, devices: TwoDevices) -> None:
-    """Let the device that computes be that of the shard whose step runs."""
-    plain = trial.runner.step
-
-    @contextmanager
-    def step(shard: Any, position: int, reserve: int) -> Iterator[Any]:
-        devices.at = shard.index % 2
-        with plain(shard, position, reserve) as running:
-            yield running
-
-    trial.runner.step = step
+    Model parallelism has one trial, which makes the batches of all: they take the same time one after another.
+    """
+    batches = A_TURN * (1 + rounds)
+    searches = {
+        name: Player(MODULE, ["--search", name, folder, str(batches)]) for name in ("shard", "ideal", "all fits")
+    }
+    alone = Player(MODULE, ["--model-parallel", str(TRIALS * batches)])
+    systems: dict[str, Callable[[], float]] = {
+        name: functools.partial(player.turn, range(TRIALS), A_TURN) for name, player in searches.items()
+    }
+    systems["model parallel"] = functools.partial(alone.turn, [0], TRIALS * A_TURN)
+    for start in systems.values():
+        start()
+    seconds = interleaved(systems, rounds)
+    for player in (*searches.values(), alone):
+        player.finish()
+    return seconds
 
 
 def main() -> None:
-    if "--one-trial-at-a-time" in sys.argv:
-        one_trial_at_a_time()
+    if "--search" in sys.argv:
+        name, folder, batches = sys.argv[2:]
+        play_search(name, folder, int(batches))
+        return
+    if "--model-parallel" in sys.argv:
+        from benchmarks.model_parallel import play
+
+        play(candidate(1e-5, int(sys.argv[2])), BUDGET)
         return
     options = arguments(__doc__ or "")
-    rounds = options.rounds or (1 if options.quick else 5)
+    rounds = options.rounds or (1 if options.quick else 7)
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        sharded = {"device_memory": BUDGET, "strategy": "shard"}
-        measured("warm-up", folder, **sharded)  # its profile is kept for the others
-        seconds = interleaved(
-            {
-                "shard": lambda: measured("shard", folder, **sharded),
-                "model parallel": model_parallel,
-                "ideal": lambda: measured("ideal", folder, strategy="whole"),
-                "lrtf": lambda: measured("lrtf", folder, device_memory=BUDGET,
-                                         strategy={"name": "shard", "policy": "lrtf"}),
-                "shard, all fits": lambda: measured("shard, all fits", folder, device_memory="4GiB", strategy="shard"),
-            },
-            rounds,
-        )  # fmt: skip
-    _report(seconds)
+        lazy, plain = Run("shard", folder), Run("lrtf", folder)
+        _report(turns(folder, rounds), lazy, plain)
 
 
-def _report(seconds: dict[str, list[float]]) -> None:
-    speedup = ratios(seconds["model parallel"], seconds["shard"])
-    fraction = ratios(seconds["ideal"], seconds["shard"])
-    fits = ratios(seconds["shard, all fits"], seconds["ideal"])
-    runs = RUNS["shard"]
-    figures = {
-        "speedup_vs_model_parallel": speedup,
-        "fraction_of_ideal": fraction,
-        "utilization": [run.utilization for run in runs],
-        "same_model_residency": [run.residency for run in runs],
-        "same_model_residency_lrtf": [run.residency for run in RUNS["lrtf"]],
-        "makespan_vs_bound": [run.makespan_vs_bound for run in runs],
-        "time_vs_whole_when_all_fits": fits,
+def _report(seconds: dict[str, list[float]], lazy: Run, plain: Run) -> None:
+    measured = {
+        "speedup_vs_model_parallel": ratios(seconds["model parallel"], seconds["shard"]),
+        "fraction_of_ideal": ratios(seconds["ideal"], seconds["shard"]),
+        "ideal_vs_model_parallel": ratios(seconds["model parallel"], seconds["ideal"]),
+        "time_vs_whole_when_all_fits": ratios(seconds["all fits"], seconds["ideal"]),
     }
-    overhead = statistics.median([gap for run in runs for gap in run.overheads()]) * 1000
-    rows = [(name, spread(values)) for name, values in figures.items()]
-    rows += [(f"seconds, {name}", spread(values)) for name, values in seconds.items()]
-    rows.append(("unit_overhead_ms", f"{overhead:.3f}"))
+    counted = {
+        "utilization": lazy.utilization, "makespan_vs_bound": lazy.makespan_vs_bound,
+        "same_model_residency": lazy.residency, "same_model_residency_lrtf": plain.residency,
+        "unit_overhead_ms": 1000 * lazy.overhead(),
+    }  # fmt: skip
+    rows = [(name, spread(values)) for name, values in measured.items()]
+    rows += [(name, f"{value:.3f}") for name, value in counted.items()]
+    rows += [(f"seconds a turn, {name}", spread(values)) for name, values in seconds.items()]
     finish(rows, {
-        **{name: statistics.median(values) for name, values in figures.items()}, "unit_overhead_ms": overhead,
-        "state_bytes": STATE, "device_memory": BUDGET, "rows": BATCH, "rounds": len(speedup),
+        **{name: statistics.median(values) for name, values in measured.items()}, **counted,
+        "state_bytes": STATE, "device_memory": BUDGET, "rows": BATCH, "rounds": len(seconds["shard"]),
     })  # fmt: skip
 
 
