@@ -1,10 +1,11 @@
 """One model on two CPU devices of one core each: against one device, against torch's own pipeline, and two at once.
 
-All train the same network on the same batches in the same micro-batches. `torch` is torch.distributed.pipelining with
-Schedule1F1B between two processes over gloo, cut at the same layer. A step is measured from the batch to the end of
-the optimizer's step. What neighbours do to the machine changes from one minute to the next, so all take turns, each in
-processes of its own that sleep meanwhile: one device, torch and the pipeline step by step, where a round's figure is
-the median of the ratios of neighbouring steps; two trials, at once and one after the other, ten steps at a time.
+All train the same network on the same batches, the pipelines in the same micro-batches. `torch` is
+torch.distributed.pipelining with Schedule1F1B between two processes over gloo, cut at the same layer. A step is
+measured from the batch to the end of the optimizer's step. What neighbours do to the machine changes from one minute to
+the next, so all take turns, each in processes of its own that sleep meanwhile: one device, torch and the pipeline step
+by step, where a round's figure is the median of the ratios of neighbouring steps; two trials, at once and one after the
+other, ten steps at a time.
 
 `two_devices_vs_one` is what two cores give to two trials that have nothing to do with each other: on a shared machine
 less than two, and no pipeline can be expected to reach more than its share of that.
@@ -60,8 +61,8 @@ def searched(folder: str, strategy: Any, trials: int = 1, epochs: int = 1) -> No
     """A search of so many trials, all at once."""
     result = ht.search(
         functools.partial(build, epochs=epochs), trials=trials, devices="2xcpu", concurrency=trials, sampler="random",
-        seed=1, storage=f"sqlite:///{folder}/pipeline-{time.time_ns()}.db", progress=False, checkpoint_seconds=3600,
-        strategy=strategy,
+        seed=1, storage=f"sqlite:///{folder}/pipeline.db", study=f"run-{time.time_ns()}", progress=False,
+        checkpoint_seconds=3600, strategy=strategy,
     )  # fmt: skip
     assert result.completed == trials
     result.close()
@@ -96,7 +97,7 @@ def single_steps(folder: str) -> dict[str, list[float]]:
     }
     both = [player(folder, "whole") for _ in range(2)]
     seconds: dict[str, list[float]] = {name: [] for name in (*alone, "two devices")}
-    for batch in range(BATCHES):
+    for batch in range(BATCHES - 1):  # what a search does at its end is in nobody's turn
         for name in seconds if batch % 2 else reversed(seconds):
             if name in alone:
                 seconds[name].append(alone[name].turn())
@@ -116,8 +117,8 @@ def two_trials(folder: str, rounds: int) -> dict[str, list[float]]:
     Both ways have the same stages. A trial by itself would get others, which leave no gaps on one of the devices: two
     such, one after the other, take twice what one does.
     """
-    pair = player(folder, "pipeline", "balanced", FILLING, trials=2, epochs=1 + 2 * rounds)
-    single = player(folder, "pipeline", "best", FILLING, epochs=1 + rounds)
+    pair = player(folder, "pipeline", "balanced", FILLING, trials=2, epochs=2 + 2 * rounds)
+    single = player(folder, "pipeline", "best", FILLING, epochs=2 + rounds)
     systems = {
         "two at once": lambda: pair.turn([0, 1], BATCHES),
         "one after the other": lambda: pair.turn([0], BATCHES) + pair.turn([1], BATCHES),
@@ -209,7 +210,7 @@ def _report(seconds: dict[str, list[float]], steps: dict[str, list[list[float]]]
     rows += [(f"seconds, {name}", spread([each / BATCHES for each in values])) for name, values in seconds.items()]
     finish(rows, {
         **{name: statistics.median(values) for name, values in figures.items()}, "microbatches": MICROBATCHES,
-        "rows_a_microbatch": BATCH // MICROBATCHES, "rounds": len(steps["torch"]), "steps_a_round": BATCHES - WARM,
+        "rows_a_microbatch": BATCH // MICROBATCHES, "rounds": len(steps["torch"]), "steps_a_round": BATCHES - 1 - WARM,
     })  # fmt: skip
 
 

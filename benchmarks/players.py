@@ -47,9 +47,13 @@ class Player:
         """Wait for the end of the turn."""
         said = self._processes[0].stdout
         assert said is not None
-        return float(said.readline())
+        line = said.readline()
+        if not line:
+            raise RuntimeError(f"{' '.join(map(str, self._processes[0].args))} ended in the middle of a turn")
+        return float(line)
 
     def finish(self) -> None:
+        """Let it go on without turns, to its end."""
         for process in self._processes:
             process.communicate()
             assert process.returncode == 0
@@ -61,9 +65,14 @@ def wait_for_turn() -> None:
 
 
 class Gate:
-    """In a player that searches: every step of its trials waits here until the trial has a turn."""
+    """In a player that searches: every step of its trials waits here until the trial has a turn.
+
+    When nobody is left to give turns the gate is open. What a trial does at its end is in nobody's turn if it has more
+    steps than turns.
+    """
 
     def __init__(self) -> None:
+        self._open = False
         self._allowed: dict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(0))
         self._made = asyncio.Semaphore(0)
         self._turns: asyncio.Task[None] | None = None
@@ -75,10 +84,12 @@ class Gate:
         async def in_turn(trial: Any, *given: Any) -> Any:
             if self._turns is None:
                 self._turns = asyncio.create_task(self._take_turns())
-            await self._allowed[trial.run.number].acquire()
-            done = await plain(trial, *given)
-            self._made.release()
-            return done
+            if not self._open:
+                await self._allowed[trial.run.number].acquire()
+            try:
+                return await plain(trial, *given)
+            finally:
+                self._made.release()
 
         setattr(kind, method, in_turn)
 
@@ -92,3 +103,6 @@ class Gate:
             for _ in range(steps * len(trials)):
                 await self._made.acquire()
             print(time.perf_counter() - clock, flush=True)
+        self._open = True
+        for waiting in self._allowed.values():
+            waiting.release()

@@ -71,7 +71,7 @@ def searched(name: str, folder: str, batches: int = BATCHES) -> list[Any]:
     from hydra_tune.storage import open_storage
     from hydra_tune.storage.queries import trial_units
 
-    url = f"sqlite:///{folder}/{name}.db"
+    url = f"sqlite:///{folder}/units.db"  # one for all, so that they share a profile
     result = ht.search(
         functools.partial(build, batches=batches), trials=TRIALS, devices="2xcpu", concurrency=TRIALS,
         sampler="random", seed=1, storage=url, progress=False, checkpoint_seconds=3600, study=f"run-{time.time_ns()}",
@@ -143,7 +143,7 @@ def turns(folder: str, rounds: int) -> dict[str, list[float]]:
 
     Model parallelism has one trial, which makes the batches of all: they take the same time one after another.
     """
-    batches = A_TURN * (1 + rounds)
+    batches = A_TURN * (1 + rounds) + 1  # the last one, with what a search does at its end, is in nobody's turn
     searches = {
         name: Player(MODULE, ["--search", name, folder, str(batches)]) for name in ("shard", "ideal", "all fits")
     }

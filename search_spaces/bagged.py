@@ -44,16 +44,17 @@ class BaggedNorm(nn.Module):
 
 
 class BaggedDropout(nn.Module):
-    """Dropout by one mask for all folds, from (folds, ...): their models never meet, and drawing is what it costs."""
+    """Dropout by one mask for all folds, from (folds, ...): none learns from another, and drawing is what it costs."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
         self.share = share
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.training or not self.share:
+        if not self.share:
             return x
-        return x * functional.dropout(torch.ones_like(x[:1]), self.share)
+        # The same operations in training and evaluation, so that a model with it can be captured and cut.
+        return x * functional.dropout(torch.ones_like(x[:1]), self.share, self.training)
 
 
 class Members(nn.Module):

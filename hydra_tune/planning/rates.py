@@ -20,7 +20,7 @@ from hydra_tune.graph.placement.crowding import measured_crowding
 from hydra_tune.measurements import keep, kept
 from hydra_tune.planning.pool import Rates
 
-FORMAT = 1
+FORMAT = 2
 SIDE = 768
 """Of the matrices whose product is timed."""
 BYTES = 64 * 2**20
@@ -63,12 +63,19 @@ def calibrate(host: Path, disk: Path, devices: int = 1) -> Rates:
         disk_read, disk_write = _file_rates(disk)
         found = Rates(
             compute=_compute(), copy=_copy(), host_read=host_read, host_write=host_write, disk_read=disk_read,
-            disk_write=disk_write, crowding=measured_crowding(devices),
+            disk_write=disk_write, crowding=_crowding(devices),
         )  # fmt: skip
         keep_rates(found)
         return found
     finally:
         torch.set_num_threads(threads)
+
+
+def _crowding(devices: int) -> float:
+    try:
+        return measured_crowding(devices)
+    except OSError:  # no process can be started for it: the other rates are worth keeping all the same
+        return 1.0
 
 
 def _best(work: Callable[[], object], repeats: int = REPEATS) -> float:

@@ -30,7 +30,7 @@ from hydra_tune.shards.steps import Steps
 from hydra_tune.training import Diverged, Progress, as_number
 
 COMMIT_SHARE = 0.01
-"""Of the time, for commits: those of a trial that is on the device as a whole take longer, and come less often."""
+"""Of training, for commits: those of a trial that is on the device as a whole take longer, and come less often."""
 COMMIT_BYTES_PER_SECOND = 1e9
 """For the first one, which writes to fresh pages."""
 
@@ -69,7 +69,8 @@ class ShardedTrial:
         """Called after each step: a sign of life."""
         self.committed = True
         """Whether all that was trained is committed; else it is here only."""
-        self._committed_at = time.perf_counter()
+        self._trained_since = 0.0
+        """Seconds of training that the last commit does not have."""
         self._commit_seconds = min(kit.plan.state_bytes, memory.budget) / COMMIT_BYTES_PER_SECOND
         self._norms: dict[str, torch.Tensor] = {}
         self.runner = ShardRunner(kit.candidate.model, kit.program, kit.plan, memory, files, self._on_gradient)
@@ -99,12 +100,12 @@ class ShardedTrial:
         self.memory.flush(self.files)
         self.files.commit(self.logbook.as_json())
         self.committed = True
-        self._committed_at = time.perf_counter()
-        self._commit_seconds = self._committed_at - began
+        self._trained_since = 0.0
+        self._commit_seconds = time.perf_counter() - began
 
     def _commit_is_due(self) -> bool:
         """Where much is on the device and stays there, writing all of it is not worth it every time."""
-        return time.perf_counter() - self._committed_at > self._commit_seconds / COMMIT_SHARE
+        return self._trained_since > self._commit_seconds / COMMIT_SHARE
 
     # Training
 
@@ -121,6 +122,7 @@ class ShardedTrial:
                 break
         logbook.random = RandomState.capture(self.memory.device).state()
         self.committed = False
+        self._trained_since += time.perf_counter() - began
         if self._commit_is_due():
             self._timed("commit", 0, self.commit)
         return Progress(

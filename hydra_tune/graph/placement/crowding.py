@@ -1,8 +1,9 @@
 """How much longer a core's work takes while the other devices' cores work too.
 
-Cores share caches, memory and clock rates, on a shared machine with strangers as well. Pilots run while the devices are
-idle, and a pipeline keeps all of them at work, so what pilots show is too short by this factor. It is measured once a
-study and kept: the work of this process is timed, in short turns, alone and beside one other process for each device.
+Cores share caches, memory and clock rates, on a shared machine with strangers as well. A pilot runs by itself, at least
+for the first trial, and a pipeline keeps all devices at work, so what pilots show is too short by this factor. It is
+measured once for a database's studies and kept: the work of this process is timed, in short turns, alone and beside one
+process for each other device.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import IO
 
 import torch
 
+from hydra_tune.devices import cores
 from hydra_tune.measurements import keep, kept
 
 logger = logging.getLogger(__name__)
@@ -26,22 +28,22 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 TURNS = 7
 SECONDS = 0.02
-"""Of work in a turn; the others work a little longer, so as to be at work all the while."""
-SIDE = 768
-_OTHER = """
-import sys, time
+"""Of work in a turn."""
+SIDE, ROWS = 768, 512
+_BEGIN, _STOP = b"b", b"s"
+_OTHER = f"""
+import os, select
 import numpy
-weights, moments = numpy.ones((768, 768), "float32"), numpy.zeros((768, 768), "float32")
-rows = numpy.ones((512, 768), "float32")
-print(flush=True)
-for seconds in sys.stdin:
-    end = time.perf_counter() + float(seconds)
-    print(flush=True)
-    while time.perf_counter() < end:
+weights, moments = numpy.ones(({SIDE}, {SIDE}), "float32"), numpy.zeros(({SIDE}, {SIDE}), "float32")
+rows = numpy.ones(({ROWS}, {SIDE}), "float32")
+os.write(1, b".")
+while os.read(0, 1):
+    os.write(1, b".")
+    while not select.select([0], [], [], 0)[0]:
         numpy.maximum(rows @ weights, 0)
         moments *= 0.9
         moments += weights
-    print(flush=True)
+    os.read(0, 1)
 """
 
 
@@ -61,16 +63,21 @@ def crowding(cache: Path, devices: int) -> float:
 
 
 def measured_crowding(devices: int, turns: int = TURNS) -> float:
-    """The median over some turns, each compared with the one before it; 1 for one device."""
-    if devices < 2:
-        return 1.0
+    """The median over some turns, each compared with the one before it; 1 for one device.
+
+    More devices than cores take turns on these.
+    """
+    at_once = min(devices, cores())
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with ExitStack() as stack:
-            others = [_Other(stack) for _ in range(devices - 1)]
+            others = [_Other(stack) for _ in range(at_once - 1)]
+            for other in others:
+                other.answer()
             _work()
-            return max(1.0, statistics.median(_compared(others) for _ in range(turns)))
+            compared = [_compared(others) for _ in range(turns if others else 0)]
+            return max(1.0, statistics.median(compared or [1.0])) * devices / at_once
     finally:
         torch.set_num_threads(threads)
 
@@ -79,42 +86,46 @@ class _Other:
     """A process that works when it is told to, and ends with this one."""
 
     def __init__(self, stack: ExitStack) -> None:
-        environment = {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")}
+        environment = {
+            **os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path),
+        }  # fmt: skip
         process = stack.enter_context(
             subprocess.Popen(
-                [sys.executable, "-I", "-c", _OTHER], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                [sys.executable, "-P", "-c", _OTHER], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, bufsize=0,
             )
-        )
+        )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
         self._told: IO[bytes] = process.stdin
         self._said: IO[bytes] = process.stdout
-        self.wait()
 
-    def begin(self, seconds: float) -> None:
-        self._told.write(f"{seconds}\n".encode())
-        self._told.flush()
-        self.wait()
+    def begin(self) -> None:
+        self._told.write(_BEGIN)
+        self.answer()
 
-    def wait(self) -> None:
-        """Until it says that it has begun, or is done."""
-        if not self._said.readline():
+    def stop(self) -> None:
+        self._told.write(_STOP)
+
+    def answer(self) -> None:
+        """Wait until it is ready, or has begun."""
+        if not self._said.read(1):
             raise OSError("a process that measures how cores disturb each other has ended")
 
 
 def _compared(others: list[_Other]) -> float:
     alone = _work()
     for other in others:
-        other.begin(2 * SECONDS)
+        other.begin()
     beside = _work()
     for other in others:
-        other.wait()
+        other.stop()
     return beside / alone
 
 
 def _work() -> float:
     """Seconds for a round of products and sums as in training."""
-    weights, moments, rows = torch.ones(SIDE, SIDE), torch.zeros(SIDE, SIDE), torch.ones(512, SIDE)
+    weights, moments, rows = torch.ones(SIDE, SIDE), torch.zeros(SIDE, SIDE), torch.ones(ROWS, SIDE)
     rounds, began = 0, time.perf_counter()
     while rounds < 2 or time.perf_counter() - began < SECONDS:
         torch.relu(rows @ weights)
