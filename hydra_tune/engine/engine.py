@@ -363,7 +363,7 @@ class Engine:
         return Ready(
             key=job.id, trial=unit.trial, attempt=unit.attempt, role=unit.role, worker=unit.worker,
             home=home, remaining=unit.remaining, arrival=job.arrival,
-            last_turn=self._last_turn.get(unit.attempt, -1), memory=unit.memory,
+            last_turn=self._last_turn.get(unit.attempt, -1), memory=unit.memory, batch=unit.batch,
         )  # fmt: skip
 
     def _hand_out(self, worker: WorkerState) -> None:

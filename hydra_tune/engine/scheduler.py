@@ -72,6 +72,8 @@ class Ready:
     """When a unit of this trial was last handed out, as a count of hand-outs; -1 for never."""
     memory: Memory | None = None
     """What its trial takes of a device; None where nobody knows, and it goes anywhere."""
+    batch: int | None = None
+    """Where a batch is many units: its number among the batches of all trials, in the order in which they began."""
 
 
 Order: TypeAlias = Callable[[Ready], tuple[float, ...]]
@@ -104,6 +106,15 @@ def fair(ready: Ready) -> tuple[float, ...]:
     which would only take more memory.
     """
     return (0 if ready.last_turn >= 0 else 1, ready.last_turn, ready.arrival)
+
+
+def oldest_batch(ready: Ready) -> tuple[float, ...]:
+    """The batch that began first; what belongs to none, such as an optimizer's step, goes before all.
+
+    Trials in turns would go through their batches side by side, and all wait for the ends of their batches at the same
+    time. So one is ahead, and the others fill the gaps that it leaves; when its batch is done, theirs are older.
+    """
+    return (-1 if ready.batch is None else ready.batch, ready.arrival)
 
 
 def oldest(ready: Ready) -> tuple[float, ...]:
@@ -144,6 +155,7 @@ def shuffled(seed: int) -> Order:
 POLICIES: dict[str, Policy] = {
     "fair": Policy(fair),
     "fifo": Policy(fifo),
+    "oldest-batch": Policy(oldest_batch),
     "lrtf": Policy(longest_remaining),
     "lazy-lrtf": Policy(longest_remaining, lazy=True, slack=SLACK_SECONDS, move_slack=MOVE_SLACK_SECONDS),
     "srtf": Policy(shortest_remaining),

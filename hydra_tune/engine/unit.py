@@ -56,6 +56,8 @@ class Unit:
     """Whether it gets a row of its own; else its strategy records many at once."""
     memory: Memory | None = None
     """What it takes of its device, where that is known; a unit that is bound to no worker waits for one with room."""
+    batch: int | None = None
+    """Where a batch is many units: its number among the batches of all trials, in the order in which they began."""
 
 
 @dataclass(frozen=True)

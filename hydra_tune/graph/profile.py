@@ -53,11 +53,6 @@ class Profile:
     in_place: frozenset[int] = frozenset()
     """Nodes in which one operation changes what another one made."""
 
-    def slowed(self, factor: float) -> Profile:
-        """The same on devices that take so many times as long."""
-        nodes = (replace(node, **{name: factor * getattr(node, name) for name in _CLOCKS}) for node in self.nodes)
-        return replace(self, nodes=tuple(nodes))
-
 
 def profile(
     model: nn.Module, captured: Captured, inputs: Sequence[Any], loss: Callable[[Any], torch.Tensor],

@@ -18,6 +18,7 @@ from hydra_tune.builds import Prepared
 from hydra_tune.graph.capture import Captured, capture
 from hydra_tune.graph.costs import ShardCost
 from hydra_tune.graph.partition import partition
+from hydra_tune.graph.placement.crowding import company
 from hydra_tune.graph.profile import Profile, profile, tensors_of
 from hydra_tune.graph.profile_cache import keep_profile, load_profile, profile_key
 from hydra_tune.shards.optimizers import OptimizerParts
@@ -54,8 +55,8 @@ class Prospect:
         return cut.shards
 
 
-def examine(training: Training, profiles: Path, rows: int | None = None) -> Prospect:
-    """Capture and profile a candidate, for a batch or so many rows of one.
+def examine(training: Training, profiles: Path, rows: int | None = None, beside: int = 0) -> Prospect:
+    """Capture and profile a candidate, for a batch or so many rows of one, beside so many cores at work.
 
     What an earlier trial with the same costs has shown is not measured again.
     """
@@ -66,10 +67,10 @@ def examine(training: Training, profiles: Path, rows: int | None = None) -> Pros
     batch = _Batch.of(training, rows)
     pilot = some_rows(batch.inputs, batch.rows, 0, PILOT_ROWS)
     captured = capture(model, pilot, batches=())
-    found = load_profile(profiles, _key(training, captured, parts, batch))
+    found = load_profile(profiles, _key(training, captured, parts, batch, beside))
     if found is None:
         captured = capture(model, pilot, [batch.inputs, *_smaller_batches(training), pilot])
-        found = _measured(training, captured, parts, batch, profiles)
+        found = _measured(training, captured, parts, batch, profiles, beside)
     if captured.whole_because:
         logger.info("the model is not cut: %s", captured.whole_because)
     # Some optimizers make their state at once, for parameters too that are frozen.
@@ -107,8 +108,8 @@ class _Batch:
         return cls(some_rows(inputs, whole, 0, rows), some_rows(targets, whole, 0, rows), rows)
 
 
-def _key(training: Training, captured: Captured, parts: OptimizerParts, batch: _Batch) -> str:
-    shapes = shapes_of(captured.program.bind(batch.inputs)), shapes_of([batch.targets])
+def _key(training: Training, captured: Captured, parts: OptimizerParts, batch: _Batch, beside: int = 0) -> str:
+    shapes = shapes_of(captured.program.bind(batch.inputs)), shapes_of([batch.targets]), beside
     return profile_key(
         _architecture(training.model, captured), shapes, _optimizer_facts(parts), name_of(training.candidate.loss),
         tuple(training.candidate.split_points),
@@ -116,18 +117,19 @@ def _key(training: Training, captured: Captured, parts: OptimizerParts, batch: _
 
 
 def _measured(
-    training: Training, captured: Captured, parts: OptimizerParts, batch: _Batch, profiles: Path
+    training: Training, captured: Captured, parts: OptimizerParts, batch: _Batch, profiles: Path, beside: int = 0
 ) -> Profile:  # fmt: skip
     """Measure every node, and keep that for later trials."""
     candidate = training.candidate
-    found = profile(
-        training.model, captured, captured.program.bind(batch.inputs),
-        lambda outputs: candidate.loss(outputs, batch.targets),
-        lambda name, parameter: parts.for_parameter(parameter, parts.pristine[parts.group_of[name]])
-        if name in parts.group_of else None,
-        candidate.split_points,
-    )  # fmt: skip
-    keep_profile(profiles, _key(training, captured, parts, batch), found)
+    with company(beside):
+        found = profile(
+            training.model, captured, captured.program.bind(batch.inputs),
+            lambda outputs: candidate.loss(outputs, batch.targets),
+            lambda name, parameter: parts.for_parameter(parameter, parts.pristine[parts.group_of[name]])
+            if name in parts.group_of else None,
+            candidate.split_points,
+        )  # fmt: skip
+    keep_profile(profiles, _key(training, captured, parts, batch, beside), found)
     return found
 
 

@@ -43,6 +43,7 @@ class Pipeline(Strategy):
     summary = "one model across several devices, micro-batches following each other through its stages"
     builds_apart = True
     spans_devices = True
+    policy = "oldest-batch"
 
     microbatches: int | None = None
     """How many a batch is cut into; by default four for each device, and one where more would change the result."""

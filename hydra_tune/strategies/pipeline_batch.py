@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from hydra_tune.pipeline.kit import Forwarded, Random, Sent
 from hydra_tune.pipeline.stages import Stage
@@ -14,7 +15,8 @@ from hydra_tune.strategies.together import Together
 if TYPE_CHECKING:
     from hydra_tune.strategies.pipeline import InStages
 
-_T = TypeVar("_T")
+_begun = itertools.count()
+"""Numbers for the batches of all trials."""
 
 
 class Batch:
@@ -28,6 +30,7 @@ class Batch:
         self.fetched = fetched
         self.weights = weights
         self.remaining = remaining
+        self.number = next(_begun)
         self.loss = 0.0
         self.random_after: Random = None
         self._forward: dict[tuple[int, int], asyncio.Task[Forwarded]] = {}
@@ -70,7 +73,7 @@ class Batch:
             random = self._first_random(lane) if stage.index == 0 else before[stage.index - 1].random
         result = await self.trial.on(
             stage.device, "forward", units.forward, stage.index, lane, arrived, self.weights[lane], random,
-            self._in_halves(stage, lane), remaining=self.remaining, recorded=False,
+            self._in_halves(stage, lane), remaining=self.remaining, recorded=False, batch=self.number,
         )  # fmt: skip
         self.trial.took("forward", stage, result)
         done: Forwarded = result.value
@@ -90,7 +93,7 @@ class Batch:
             arrived.append((user, {value: tree for value, tree in sent.items() if value in stage.gives}))
         result = await self.trial.on(
             stage.device, "backward", units.backward, stage.index, lane, arrived, remaining=self.remaining,
-            recorded=False,
+            recorded=False, batch=self.number,
         )  # fmt: skip
         self.trial.took("backward", stage, result)
         sent_on: Sent = result.value
@@ -107,8 +110,9 @@ class Batch:
     async def _go_weights(self, stage: Stage, lane: int) -> None:
         await (self._forward if stage.loss else self._backward)[stage.index, lane]
         result = await self.trial.on(
-            stage.device, "weights", units.weights, stage.index, lane, remaining=self.remaining, recorded=False
-        )
+            stage.device, "weights", units.weights, stage.index, lane, remaining=self.remaining, recorded=False,
+            batch=self.number,
+        )  # fmt: skip
         self.trial.took("weights", stage, result)
 
     def _first_random(self, lane: int) -> Random:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.graph.capture import untouched
 from hydra_tune.graph.placement import PlacementInfeasible
-from hydra_tune.graph.placement.crowding import crowding
 from hydra_tune.graph.placement.links import link
 from hydra_tune.pipeline.kit import Fetched, Forwarded, Judged, PipelineKit, Random, Sent
 from hydra_tune.pipeline.microbatches import microbatches_for
@@ -128,9 +127,7 @@ def stage(
     devices = len(wanted.capacity)
     count, warning = microbatches_for(training, wanted.microbatches, devices)
     rows = -(-training.batches.rows_at(0) // count)
-    prospect = examine(training, profiles, rows)
-    if wanted.on_cores:
-        prospect = replace(prospect, profile=prospect.profile.slowed(crowding(profiles, devices)))
+    prospect = examine(training, profiles, rows, beside=devices - 1 if wanted.on_cores else 0)
     way = link(profiles, Path(context.setup.directory).parent).seconds
     try:
         layout = lay_out(

@@ -58,6 +58,15 @@ def test_a_unit_goes_only_where_it_is_bound_and_builds_to_the_builder_only(polic
     assert len(units) == 0
 
 
+def test_the_oldest_batch_goes_first_and_what_belongs_to_none_before_it() -> None:
+    """Whoever had the last turn: two trials in turns would wait for the ends of their batches at the same time."""
+    units = [
+        ready(0, batch=7, arrival=0, last_turn=1), ready(1, batch=6, arrival=3, last_turn=9),
+        ready(2, batch=6, arrival=2, last_turn=9), ready(3, arrival=4),
+    ]  # fmt: skip
+    assert order(waiting("oldest-batch", *units)) == [3, 2, 1, 0]
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_the_builder_serves_the_trial_that_began_first(policy: str) -> None:
     """Its device waits for it, whatever has been asked for since and however long others have to go."""

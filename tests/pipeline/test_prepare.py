@@ -58,12 +58,3 @@ def test_where_the_last_micro_batch_goes_back_in_halves_even_devices_are_the_qui
     assert alone.stages == shared.stages
     assert shared.stages[1].later_seconds == pytest.approx(4 * 1.0 + 0.1)
     assert shared.stages[0].later_seconds == 0.0, "nobody waits for it"
-
-
-def test_slower_devices_take_longer_by_as_much(tmp_path: Path) -> None:
-    torch.manual_seed(SEED)
-    prospect = even_chain(tmp_path)
-    slow = replace(prospect, profile=prospect.profile.slowed(3.0))
-    assert laid_out(slow, 1).prediction.seconds == pytest.approx(3 * laid_out(prospect, 1).prediction.seconds, rel=0.01)
-    assert slow.profile.state == prospect.profile.state
-    assert [n.activation_bytes for n in slow.profile.nodes] == [n.activation_bytes for n in prospect.profile.nodes]

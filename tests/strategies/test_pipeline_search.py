@@ -74,18 +74,6 @@ def test_show_draws_the_stages_and_the_search_says_what_is_not_exact(tmp_path: P
     assert ("pipeline", warning) in events(tmp_path)
 
 
-def test_a_step_is_predicted_for_cores_that_are_all_at_work(tmp_path: Path) -> None:
-    """What pilots show alone is multiplied by what was measured once: with another factor, another prediction."""
-    (tmp_path / "y.yaml").write_text(YAML)
-    assert run("search", "y.yaml", folder=tmp_path).returncode == 0
-    (kept,) = tmp_path.rglob("crowding-*-2.json")
-    factor = json.loads(kept.read_text())["factor"]
-    kept.write_text(json.dumps({"format": 1, "factor": 100 * factor}))
-    assert run("resume", "y", "--trials", "2", folder=tmp_path).returncode == 0
-    first, second = (json.loads(run("show", "y", str(n), "--json", folder=tmp_path).stdout)["plan"] for n in (0, 1))
-    assert 30 * first["predicted_step_ms"] < second["predicted_step_ms"] < 101 * first["predicted_step_ms"]
-
-
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     folder = tmp_path_factory.mktemp("unbroken")

@@ -1,9 +1,8 @@
-"""How much longer a core's work takes while the other devices' cores work too.
+"""Cores that work beside this one: how much longer its work takes then, and company for what is to be timed so.
 
-Cores share caches, memory and clock rates, on a shared machine with strangers as well. A pilot runs by itself, at least
-for the first trial, and a pipeline keeps all devices at work, so what pilots show is too short by this factor. It is
-measured once for a database's studies and kept: the work of this process is timed, in short turns, alone and beside one
-process for each other device.
+Cores share caches, memory and clock rates, on a shared machine with strangers as well. A pipeline keeps all devices at
+work, so its pilots are timed beside one process for each other device; what they show alone is too short by a tenth to
+a quarter. What is compared across strategies is timed alone and multiplied by one factor for all.
 """
 
 from __future__ import annotations
@@ -14,18 +13,16 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import IO
 
 import torch
 
 from hydra_tune.devices import cores
-from hydra_tune.measurements import keep, kept
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
 TURNS = 7
 SECONDS = 0.02
 """Of work in a turn."""
@@ -47,19 +44,20 @@ while os.read(0, 1):
 """
 
 
-def crowding(cache: Path, devices: int) -> float:
-    """The factor for so many CPU devices, from the directory `cache` where it has been measured before."""
-    path = cache / f"crowding-{os.uname().nodename}-{devices}.json"
-    stored = kept(path)
-    if stored is not None and stored.get("format") == FORMAT and isinstance(stored.get("factor"), float):
-        return max(1.0, float(stored["factor"]))
-    try:
-        found = measured_crowding(devices)
-    except OSError as error:
-        logger.info("how cores disturb each other is not known (%s)", error)
-        return 1.0
-    keep(path, {"format": FORMAT, "factor": found})
-    return found
+@contextmanager
+def company(others: int) -> Iterator[None]:
+    """Let so many processes work until the end, as far as there are cores for them.
+
+    Where none can be started the work is alone: a prediction that is too short costs no trial.
+    """
+    with ExitStack() as stack:
+        try:
+            begun = _others(stack, min(others, cores() - 1))
+            for other in begun:
+                other.begin()
+        except OSError as error:
+            logger.info("what is timed has no company (%s)", error)
+        yield
 
 
 def measured_crowding(devices: int, turns: int = TURNS) -> float:
@@ -72,14 +70,20 @@ def measured_crowding(devices: int, turns: int = TURNS) -> float:
     torch.set_num_threads(1)
     try:
         with ExitStack() as stack:
-            others = [_Other(stack) for _ in range(at_once - 1)]
-            for other in others:
-                other.answer()
+            others = _others(stack, at_once - 1)
             _work()
             compared = [_compared(others) for _ in range(turns if others else 0)]
             return max(1.0, statistics.median(compared or [1.0])) * devices / at_once
     finally:
         torch.set_num_threads(threads)
+
+
+def _others(stack: ExitStack, count: int) -> list[_Other]:
+    """Processes that wait to be told; they start side by side."""
+    others = [_Other(stack) for _ in range(count)]
+    for other in others:
+        other.answer()
+    return others
 
 
 class _Other:

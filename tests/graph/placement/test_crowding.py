@@ -1,37 +1,56 @@
-"""How cores disturb each other: measured beside real processes, and kept."""
+"""How cores disturb each other: measured beside real processes, which end with whoever wanted them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from hydra_tune.graph.placement import crowding as crowds
-from hydra_tune.graph.placement.crowding import crowding, measured_crowding
+from hydra_tune.graph.placement.crowding import company, measured_crowding
+from hydra_tune.shards import prepare
+from hydra_tune.shards.prepare import examine
+from hydra_tune.training import Training
 from tests.fault.searches import wait_for
+from tests.shards.models import CPU, SEED, candidate
+
+
+def others() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if "numpy" in " ".join(each.cmdline())]
+
+
+def worked() -> float:
+    return sum(sum(each.cpu_times()[:2]) for each in others())
+
+
+def all_work() -> None:
+    before = worked()
+    wait_for(lambda: worked() > before + 0.2, "work of the others")
 
 
 def test_it_is_measured_beside_processes_that_end_with_it() -> None:
     assert measured_crowding(1) == 1.0
     assert 1.0 <= measured_crowding(2, turns=2) < 100
-    assert [each for each in psutil.Process().children() if "numpy" in " ".join(each.cmdline())] == []
+    assert others() == []
+
+
+def test_more_devices_than_cores_take_turns_on_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowds, "cores", lambda: 1)
+    assert measured_crowding(3) == 3.0
 
 
 def test_the_others_work_beside_every_second_turn_and_sleep_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[str] = []
 
-    def worked() -> float:
-        return sum(sum(each.cpu_times()[:2]) for each in psutil.Process().children())
-
     def work() -> float:
         turns.append("beside" if turns and turns[-1] == "alone" else "alone")
-        others = psutil.Process().children()
         if turns[-1] == "beside":
-            before = worked()
-            wait_for(lambda: worked() > before + 0.2, "work of the others")
+            all_work()
         else:
-            wait_for(lambda: {each.status() for each in others} == {psutil.STATUS_SLEEPING}, "sleep of the others")
+            wait_for(lambda: {each.status() for each in others()} == {psutil.STATUS_SLEEPING}, "sleep of the others")
         return 1.0
 
     plain = crowds._compared
@@ -42,25 +61,42 @@ def test_the_others_work_beside_every_second_turn_and_sleep_otherwise(monkeypatc
     assert turns == ["alone", "beside"]
 
 
-def test_it_is_measured_once_for_a_number_of_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(crowds, "measured_crowding", lambda devices: asked.append(devices) or 1.25)
-    cache = tmp_path / "kept"
-    assert [crowding(cache, 2), crowding(cache, 2), crowding(cache, 3)] == [1.25, 1.25, 1.25]
-    assert asked == [2, 3]
-    for broken in ("", "[]", '{"format": 1}', '{"format": 0, "factor": 1.5}', '{"format": 1, "factor": "much"}'):
-        for kept in cache.iterdir():
-            kept.write_text(broken)
-        assert crowding(cache, 2) == 1.25
-    assert len(asked) == 7
+def test_company_works_to_the_end_and_has_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowds, "cores", lambda: 3)
+    with company(7):
+        assert len(others()) == 2
+        all_work()
+        all_work()
+    assert others() == []
+    with company(0):
+        assert others() == []
 
 
-def test_a_measurement_that_fails_costs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_company_that_cannot_come_costs_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowds, "cores", lambda: 2)
     monkeypatch.setattr(crowds, "_OTHER", "raise SystemExit(3)")
-    assert crowding(tmp_path, 2) == 1.0
-    assert list(tmp_path.iterdir()) == [], "it is measured again next time"
+    with company(1):
+        pass
+    assert psutil.Process().children() == []
 
 
-def test_more_devices_than_cores_take_turns_on_these(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowds, "cores", lambda: 1)
-    assert measured_crowding(3) == 3.0
+def test_a_pilot_beside_others_is_timed_while_they_work_and_kept_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(SEED)
+    made = candidate("mlp")
+    training = Training(made, made.train, made.valid, SEED, CPU)
+    timed: list[int] = []
+    plain = prepare.profile
+
+    def profile(*args: Any) -> Any:
+        timed.append(len(others()))
+        if others():
+            all_work()
+        return plain(*args)
+
+    monkeypatch.setattr(crowds, "cores", lambda: 2)
+    monkeypatch.setattr(prepare, "profile", profile)
+    for beside in (0, 1, 1, 0):
+        examine(training, tmp_path, beside=beside)
+    assert timed == [0, 1]
