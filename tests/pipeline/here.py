@@ -14,6 +14,7 @@ import cloudpickle
 
 import hydra_tune as ht
 from hydra_tune.builds import Prepared
+from hydra_tune.devices import Device
 from hydra_tune.engine.unit import StepRecord, UnitResult
 from hydra_tune.seeds import seed_everything
 from hydra_tune.strategies.base import Candidacy, TrialRun
@@ -30,7 +31,7 @@ class Here(TrialRun):
     """An attempt whose units run at once, each in the context of its worker."""
 
     def __init__(self, made: ht.Candidate, folder: Path, devices: int, room: int = ROOM) -> None:
-        names = [SimpleNamespace(name=f"cpu:{i}", memory=room) for i in range(devices)]
+        names = [Device(f"cpu:{i}", "cpu", room, 1) for i in range(devices)]
         engine: Any = SimpleNamespace(
             devices=names, workers_of_all_devices=lambda: tuple(range(1, devices + 1)), drop=lambda *_: None,
             let_go=lambda *_: None, room=lambda _attempt: (room,) * devices,
