@@ -65,17 +65,20 @@ class Here(TrialRun):
         self.contexts[BUILDER].resident["a"] = Prepared(made, made.train, made.valid)
         self.notes: list[str] = []
         self.ran: list[tuple[str, int]] = []
+        self.batches: list[int | None] = []
+        """Of each unit that ran: the number of the batch that it belongs to."""
         self.plan: dict[str, Any] = {}
         self.peak = 0
         """The most that a unit took on a device."""
 
-    async def unit(self, kind: str, work: Any, *args: Any, worker: int | None = None, **_rest: Any) -> UnitResult:
+    async def unit(self, kind: str, work: Any, *args: Any, worker: int | None = None, **rest: Any) -> UnitResult:
         worker = 1 if worker is None else worker
         given = cloudpickle.loads(cloudpickle.dumps(args))
         began = time.time()
         seed_everything(len(self.ran))  # other trials draw in this process too
         value = work(self.contexts[worker], *given)
         self.ran.append((kind, worker))
+        self.batches.append(rest.get("batch"))
         self.peak = max(self.peak, self.contexts[worker].unit_peak_bytes or 0)
         seconds = time.time() - began
         return UnitResult(pickle.loads(cloudpickle.dumps(value)), worker, f"cpu:{worker - 1}", began, seconds, None)

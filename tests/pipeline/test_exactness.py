@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hydra_tune as ht
+from hydra_tune.shards import prepare
 from hydra_tune.strategies.pipeline import InStages, Pipeline
 from tests.pipeline.here import Here, train
 from tests.shards.models import CLASSES, MODELS, assert_same, candidate, finish, start
@@ -155,3 +157,16 @@ def test_every_schedule_and_accumulation(schedule: str, tmp_path: Path) -> None:
 def test_branches_run_on_different_devices(tmp_path: Path) -> None:
     _, trial = check_net("inception", tmp_path, fields={"epochs": 1}, microbatches=2, placer="m-topo")
     assert len(trial.staged.stages) > 2
+
+
+def test_units_know_their_batch_and_pilots_have_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the first, of two trials the older batch goes first; by the second, a step is predicted for busy cores."""
+    beside: list[int] = []
+    monkeypatch.setattr(prepare, "company", lambda others: beside.append(others) or nullcontext())
+    run, trial = pipelined(candidate(**net("mlp", epochs=1)), tmp_path, devices=3, microbatches=2, placer="balanced")
+    assert 2 in beside
+    numbers = [batch for (kind, _), batch in zip(run.ran, run.batches, strict=True) if kind in ("forward", "backward")]
+    assert None not in numbers
+    assert numbers == sorted(numbers)
+    assert len(set(numbers)) == trial.staged.data[2]
+    assert {batch for (kind, _), batch in zip(run.ran, run.batches, strict=True) if kind == "step"} == {None}
