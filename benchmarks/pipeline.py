@@ -5,7 +5,7 @@ torch.distributed.pipelining with Schedule1F1B between two processes over gloo, 
 measured from the batch to the end of the optimizer's step. What neighbours do to the machine changes from one minute to
 the next, so all take turns, each in processes of its own that sleep meanwhile: one device, torch and the pipeline step
 by step, where a round's figure is the median of the ratios of neighbouring steps; two trials, at once and one after the
-other, ten steps at a time.
+other, twenty steps at a time: at the end of a turn, which a search has only once, the last step has no company.
 
 `two_devices_vs_one` is what two cores give to two trials that have nothing to do with each other: on a shared machine
 less than two, and no pipeline can be expected to reach more than its share of that.
@@ -32,6 +32,8 @@ from benchmarks.report import arguments, finish, interleaved, ratios, spread
 WIDTH, LAYERS, BATCH, BATCHES, MICROBATCHES = 768, 8, 4096, 10, 8
 FILLING = 4
 """Micro-batches where two trials run at once: more gaps to fill."""
+A_TURN = 2 * BATCHES
+"""Steps of each of two trials."""
 WARM = 2
 """Steps of a player that do not count: the first ones make memory, and measure."""
 MODULE = "benchmarks.pipeline"
@@ -115,20 +117,21 @@ def single_steps(folder: str) -> dict[str, list[float]]:
 
 
 def two_trials(folder: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds for ten steps of each of two trials: at once, and one after the other.
+    """Seconds for some steps of each of two trials: at once, and one after the other.
 
     All have the same stages. Where the last micro-batch goes back in halves, a trial by itself has fewer gaps to fill
     than plain 1F1B leaves; two by that, one after the other, take twice what one does.
     """
-    pair = player(folder, "pipeline", "balanced", FILLING, trials=2, epochs=2 + 2 * rounds)
-    plain = player(folder, "1f1b", "balanced", FILLING, epochs=2 + rounds)
+    turns = A_TURN // BATCHES  # in epochs
+    pair = player(folder, "pipeline", "balanced", FILLING, trials=2, epochs=turns * (1 + 2 * rounds) + 1)
+    plain = player(folder, "1f1b", "balanced", FILLING, epochs=turns * (1 + rounds) + 1)
     systems = {
-        "two at once": lambda: pair.turn([0, 1], BATCHES),
-        "one after the other": lambda: pair.turn([0], BATCHES) + pair.turn([1], BATCHES),
-        "one after the other, plain 1F1B": lambda: 2 * plain.turn([0], BATCHES),
+        "two at once": lambda: pair.turn([0, 1], A_TURN),
+        "one after the other": lambda: pair.turn([0], A_TURN) + pair.turn([1], A_TURN),
+        "one after the other, plain 1F1B": lambda: 2 * plain.turn([0], A_TURN),
     }
-    pair.turn([0, 1], BATCHES)
-    plain.turn([0], BATCHES)
+    pair.turn([0, 1], A_TURN)
+    plain.turn([0], A_TURN)
     seconds = interleaved(systems, rounds)
     pair.finish()
     plain.finish()
@@ -210,7 +213,7 @@ def _report(seconds: dict[str, list[float]], steps: dict[str, list[list[float]]]
     }
     rows = [(name, spread(values)) for name, values in figures.items()]
     rows += [(f"seconds, {name}", spread([statistics.median(each) for each in found])) for name, found in steps.items()]
-    rows += [(f"seconds, {name}", spread([each / BATCHES for each in values])) for name, values in seconds.items()]
+    rows += [(f"seconds, {name}", spread([each / A_TURN for each in values])) for name, values in seconds.items()]
     finish(rows, {
         **{name: statistics.median(values) for name, values in figures.items()}, "microbatches": MICROBATCHES,
         "rows_a_microbatch": BATCH // MICROBATCHES, "rounds": len(steps["torch"]), "steps_a_round": BATCHES - 1 - WARM,

@@ -338,6 +338,15 @@ class Engine:
             for worker in list(self._workers.values()):
                 if len(worker.jobs) == depth:
                     self._hand_out(worker)
+        if self._ready.policy.in_stages:
+            for worker in list(self._workers.values()):
+                self._hand_out_all(worker)
+
+    def _hand_out_all(self, worker: WorkerState) -> None:
+        """Let what must run there anyway wait there, in order: the worker goes on without a word from here."""
+        while (first := self._ready.peek(worker.view())) is not None and first.worker == worker.id:
+            if not self._hand_out(worker):
+                return
 
     def _depth(self) -> int:
         """How many units a worker may have at a time."""
@@ -364,12 +373,14 @@ class Engine:
             key=job.id, trial=unit.trial, attempt=unit.attempt, role=unit.role, worker=unit.worker,
             home=home, remaining=unit.remaining, arrival=job.arrival,
             last_turn=self._last_turn.get(unit.attempt, -1), memory=unit.memory, batch=unit.batch,
+            rank=unit.rank,
         )  # fmt: skip
 
-    def _hand_out(self, worker: WorkerState) -> None:
+    def _hand_out(self, worker: WorkerState) -> bool:
+        """Give a worker its next unit; False where there is none."""
         job = self._next_for(worker)
         if job is None:
-            return
+            return False
         unit = job.unit
         worker.jobs[job.id] = job
         worker.resident.add(unit.attempt)
@@ -385,15 +396,16 @@ class Engine:
             worker.process.send(self._run_message(worker, job))
         else:
             self._take_seat(worker, job.id, job.gang)
+        return True
 
-    @staticmethod
-    def _run_message(worker: WorkerState, job: Job, seat: Seat | None = None) -> messages.Run:
+    def _run_message(self, worker: WorkerState, job: Job, seat: Seat | None = None) -> messages.Run:
         unit, blocks = job.unit, None
         if worker.role is Role.DEVICE:
             blocks = worker.room_beside(unit.attempt)
             if unit.memory is not None and not unit.memory.spills:
                 blocks -= unit.memory.needs
-        return messages.Run(job.id, unit.attempt, unit.work, unit.args, seat, blocks)
+        order = self._ready.order(self._as_ready(job)) if self._ready.policy.in_stages else ()
+        return messages.Run(job.id, unit.attempt, unit.work, unit.args, seat, blocks, order)
 
     def _next_for(self, worker: WorkerState) -> Job | None:
         if any(job.gang is not None and not job.gang.started for job in worker.jobs.values()):

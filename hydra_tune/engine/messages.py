@@ -31,7 +31,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Run:
-    """Run this unit after those already given."""
+    """Run this unit, before those that wait and come after it in the scheduler's order."""
 
     unit: int
     attempt: str
@@ -41,11 +41,13 @@ class Run:
     """Its place in a gang, where it runs with others."""
     blocks: int | None = None
     """What the device's block memory may take meanwhile, where that is known."""
+    order: tuple[float, ...] = ()
+    """The least goes first; of equal ones the first that came."""
 
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Do not start this unit, if it waits in the next slot."""
+    """Do not start this unit, if it still waits."""
 
     unit: int
 

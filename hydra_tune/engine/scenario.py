@@ -7,7 +7,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from hydra_tune.engine.scheduler import POLICIES
+from hydra_tune.engine.scheduler import FOR_WHOLE_TRIALS
 from hydra_tune.errors import SpecError, nearest, quoted
 
 
@@ -38,8 +38,8 @@ class Scenario:
     """Of a lazy policy; by default twenty mean units."""
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise SpecError(f"policy cannot be {quoted(self.policy)}", nearest(self.policy, POLICIES))
+        if self.policy not in FOR_WHOLE_TRIALS:
+            raise SpecError(f"policy cannot be {quoted(self.policy)}", nearest(self.policy, FOR_WHOLE_TRIALS))
         for name in ("trials", "devices", "shards", "batches", "bandwidth"):
             if getattr(self, name) < 1:
                 raise SpecError(f"{name} cannot be {getattr(self, name)}", "give a whole number of at least 1")

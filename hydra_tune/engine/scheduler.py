@@ -74,6 +74,8 @@ class Ready:
     """What its trial takes of a device; None where nobody knows, and it goes anywhere."""
     batch: int | None = None
     """Where a batch is many units: its number among the batches of all trials, in the order in which they began."""
+    rank: int = 0
+    """Among the units of its batch: the least goes first."""
 
 
 Order: TypeAlias = Callable[[Ready], tuple[float, ...]]
@@ -87,6 +89,9 @@ class Policy:
     order: Order
     drawn: bool = False
     """Whether `order` draws how long a unit waits from its arrival on, instead of ranking it once and for all."""
+    in_stages: bool = False
+    """Whether it is for trials whose every unit has its worker, in an order that does not change while they wait: they
+    can all wait at their workers."""
     lazy: bool = False
     slack: float = 0.0
     """A lazy worker stays with its trial while no other has more than these seconds longer to go."""
@@ -114,7 +119,7 @@ def oldest_batch(ready: Ready) -> tuple[float, ...]:
     Trials in turns would go through their batches side by side, and all wait for the ends of their batches at the same
     time. So one is ahead, and the others fill the gaps that it leaves; when its batch is done, theirs are older.
     """
-    return (-1 if ready.batch is None else ready.batch, ready.arrival)
+    return (-1 if ready.batch is None else ready.batch, ready.rank, ready.arrival)
 
 
 def oldest(ready: Ready) -> tuple[float, ...]:
@@ -155,12 +160,14 @@ def shuffled(seed: int) -> Order:
 POLICIES: dict[str, Policy] = {
     "fair": Policy(fair),
     "fifo": Policy(fifo),
-    "oldest-batch": Policy(oldest_batch),
+    "oldest-batch": Policy(oldest_batch, in_stages=True),
     "lrtf": Policy(longest_remaining),
     "lazy-lrtf": Policy(longest_remaining, lazy=True, slack=SLACK_SECONDS, move_slack=MOVE_SLACK_SECONDS),
     "srtf": Policy(shortest_remaining),
     "random": Policy(shuffled(0), drawn=True),
 }
+FOR_WHOLE_TRIALS = tuple(name for name, policy in POLICIES.items() if not policy.in_stages)
+"""Those that can be chosen where a unit is a slice of a trial."""
 
 
 def tuned(name: str, *, slack: float | None = None, move_slack: float | None = None, seed: int = 0) -> Policy:
@@ -246,18 +253,19 @@ class ReadyUnits:
         """A unit could run now; one of the same key is replaced."""
         self.discard(ready.key)
         self._count += 1
+        order = self.order(ready)
+        if self.policy.drawn and ready.role is Role.DEVICE:
+            order = (self._drawn_until + order[0], *order[1:])
         # The count keeps equal units in the order in which they came, and tuples from comparing units.
-        if ready.role is Role.BUILDER:
-            order = oldest(ready)
-        else:
-            order = self.policy.order(ready)
-            if self.policy.drawn:
-                order = (self._drawn_until + order[0], *order[1:])
         entry = (order, self._count, ready)
         self._live[ready.key] = entry
         self._attempts.setdefault(ready.attempt, {})[ready.key] = entry
         for heap in self._heaps_of(ready):
             heap.add(entry)
+
+    def order(self, ready: Ready) -> tuple[float, ...]:
+        """The least goes first; the builder has an order of its own."""
+        return oldest(ready) if ready.role is Role.BUILDER else self.policy.order(ready)
 
     def discard(self, key: Hashable) -> None:
         """Forget a unit, if it is there."""

@@ -58,6 +58,8 @@ class Unit:
     """What it takes of its device, where that is known; a unit that is bound to no worker waits for one with room."""
     batch: int | None = None
     """Where a batch is many units: its number among the batches of all trials, in the order in which they began."""
+    rank: int = 0
+    """Among the units of its batch: the least goes first."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hydra_tune.engine.channel import Channel, Closed
+from hydra_tune.engine.inbox import Inbox
 from hydra_tune.engine.messages import (
     Alive,
     Call,
@@ -132,7 +133,7 @@ class Worker:
     def __init__(self, channel: Channel, context: WorkerContext) -> None:
         self.channel = channel
         self.context = context
-        self.inbox: queue.SimpleQueue[Run | Drop] = queue.SimpleQueue()
+        self.inbox = Inbox()
         self.withdrawn: set[int] = set()
 
     def read_messages(self) -> None:

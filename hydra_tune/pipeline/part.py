@@ -82,8 +82,8 @@ class Part:
         self._lanes: dict[int, _InFlight] = {}
         self._ahead: _Made | None = None
         self._measured = 0
-        self._waiting_bytes = 0
-        """What layers would keep, or keep, whose weights' gradients wait."""
+        self._waiting_bytes: int | None = None
+        """What layers would keep, or keep, whose weights' gradients wait; None before a batch that could have any."""
         first = kit.program.value_of(0)
         self._maker = {first + op: stage for stage in kit.stages for op in stage.ops}
         self._remote = {value for stage in kit.stages if stage.device != index for value in stage.takes}
@@ -182,7 +182,8 @@ class Part:
         waited_for = in_halves and any(leaf.requires_grad for leaves in entered.values() for leaf in leaves)
         split = flight.halves[stage.index] = self._halves(stage) if waited_for else Halves({}, waits=False)
         self.kit.program.run_some(self.model, values, stage.ops, keep, training=True, instead=split.instead)
-        self._waiting_bytes = max(self._waiting_bytes, split.bytes)
+        if waited_for:
+            self._waiting_bytes = max(self._waiting_bytes or 0, split.bytes)
         graph = _Graph(entered, {value: _tensors(values[value]) for value in stage.gives})
         if stage.loss:
             loss = self._loss(values, flight.values[TARGETS], weight)
@@ -210,7 +211,8 @@ class Part:
         program = self.kit.program
         layers = {op: self.model.get_submodule(str(program.training[op].target)) for op in stage.later}
         room = self.kit.capacity[self.index] - self.tensors.peak - stage.peak_bytes
-        waits = self._measured >= MEASURED_STEPS and self._waiting_bytes <= room and not program.mixed
+        kept = self._waiting_bytes
+        waits = self._measured >= MEASURED_STEPS and kept is not None and kept <= room and not program.mixed
         return Halves({op: module for op, module in layers.items() if is_plain(module)}, waits=waits)
 
     def weights(self, stage: Stage, lane: int) -> None:

@@ -61,11 +61,12 @@ def lay_out(
         try:
             device = _placed(prospect, atoms, devices, capacity, microbatches, order, name, way)
             stages = stages_of(prospect.captured, prospect.profile, atoms, device)
+            stages = _with_copies(stages, prospect.profile.value_bytes, way)
             _check_room(stages, capacity, order, microbatches)
         except PlacementInfeasible as error:
             lacking.append(error)
             continue
-        found.append(LaidOut(name, stages, _prediction(stages, prospect, devices, microbatches, order, way)))
+        found.append(LaidOut(name, stages, _prediction(stages, devices, microbatches, order)))
     if not found:
         raise min(lacking, key=lambda error: error.lacking_bytes)
     return _chosen(found, trials)
@@ -196,17 +197,14 @@ def _taken(stages: Sequence[Stage], devices: int, order: str, microbatches: int)
     return [a + b for a, b in zip(used, peak, strict=True)]
 
 
-def _prediction(
-    stages: Sequence[Stage], prospect: Prospect, devices: int, microbatches: int, order: str, way: Way
-) -> Prediction:
+def _prediction(stages: Sequence[Stage], devices: int, microbatches: int, order: str) -> Prediction:
     steps = [0.0] * devices
     for stage in stages:
         steps[stage.device] += stage.step_seconds
-    busy = _with_copies(stages, prospect.profile.value_bytes, way)
-    return predict(busy, devices, microbatches, order, way=lambda one, other: UNIT_SECONDS, step_seconds=steps)
+    return predict(stages, devices, microbatches, order, way=lambda one, other: UNIT_SECONDS, step_seconds=steps)
 
 
-def _with_copies(stages: Sequence[Stage], sizes: Mapping[int, int], way: Way) -> list[Stage]:
+def _with_copies(stages: Sequence[Stage], sizes: Mapping[int, int], way: Way) -> tuple[Stage, ...]:
     """The stages with the time that their devices copy: values to others, gradients back, and those that come in.
 
     Handing over is a copy by the sender and one by the receiver. A device computes nothing else meanwhile; where the
@@ -229,7 +227,7 @@ def _with_copies(stages: Sequence[Stage], sizes: Mapping[int, int], way: Way) ->
             stage, forward_seconds=stage.forward_seconds + given,
             backward_seconds=stage.backward_seconds + taken + given,
         ))  # fmt: skip
-    return found
+    return tuple(found)
 
 
 def make_kit(

@@ -3,6 +3,9 @@
 Two orders. GPipe (arXiv 1811.06965) sends all micro-batches forward before the first one comes back. 1F1B (PipeDream,
 arXiv 1806.03377) lets only so many in as are needed to keep the stages behind busy, so fewer activations wait at once;
 it takes as long. The stage with the loss always goes backward at once.
+
+Of what a device could do, a forward goes first: the devices behind wait for it, and how many there may be is limited
+anyway. First come, first served takes up to a tenth longer where a device has several stages.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from dataclasses import dataclass, field
 from hydra_tune.pipeline.stages import Stage
 
 ORDERS = ("1f1b", "gpipe")
+KINDS = ("forward", "backward", "weights")
+"""What a device does for a micro-batch in a stage; `weights` is apart from `backward` where others await the rest."""
 
 
 def in_flight(stages: Sequence[Stage], order: str, microbatches: int) -> list[int]:
@@ -39,6 +44,11 @@ def in_flight(stages: Sequence[Stage], order: str, microbatches: int) -> list[in
         else:
             limits.append(min(microbatches, depth[stage.index] + 1))
     return limits
+
+
+def rank(kind: str, number: int, microbatches: int) -> int:
+    """Which of the ready units of a batch goes first on a device: the one of the least rank."""
+    return KINDS.index(kind) * microbatches + number
 
 
 def users_of(stages: Sequence[Stage]) -> list[list[int]]:
@@ -70,6 +80,7 @@ class _Device:
     free: float = 0.0
     busy: float = 0.0
     ready: list[tuple[float, int, tuple[str, int, int]]] = field(default_factory=list)
+    """When each task is ready, its rank, and the task."""
 
 
 def predict(
@@ -81,7 +92,7 @@ def predict(
 
 
 class _Play:
-    """One step: what is done starts what waits for it, and each device takes what has waited longest."""
+    """One step: what is done starts what waits for it, and each device takes what is of least rank."""
 
     def __init__(
         self, stages: Sequence[Stage], devices: int, microbatches: int, order: str,
@@ -118,11 +129,13 @@ class _Play:
         for index, device in enumerate(self.devices):
             if (only is not None and index != only) or device.free > now or not device.ready:
                 continue
-            ready, _, task = device.ready[0]
-            if ready > now:
-                heapq.heappush(events, (ready, next(self.count), index))
+            there = [waiting for waiting in device.ready if waiting[0] <= now]
+            if not there:
+                heapq.heappush(events, (min(device.ready)[0], next(self.count), index))
                 continue
-            heapq.heappop(device.ready)
+            first = min(there, key=lambda waiting: (waiting[1], waiting[0], waiting[2]))
+            device.ready.remove(first)
+            task = first[2]
             seconds = self._seconds(task)
             device.free, device.busy = now + seconds, device.busy + seconds
             self.done[task] = device.free - self._afterwards(task)
@@ -164,7 +177,8 @@ class _Play:
         ready = self._ready_at(task)
         if ready is not None and task not in self.begun:
             self.begun.add(task)
-            heapq.heappush(self.devices[self.stages[task[1]].device].ready, (ready, next(self.count), task))
+            waiting = (ready, rank(task[0], task[2], self.microbatches), task)
+            self.devices[self.stages[task[1]].device].ready.append(waiting)
 
     def _ready_at(self, task: tuple[str, int, int]) -> float | None:
         """When all that a task waits for is there; None while something has not even begun."""

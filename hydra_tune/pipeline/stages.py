@@ -35,7 +35,7 @@ class Stage:
     loss: bool
     """Whether it ends in the loss."""
     forward_seconds: float
-    """For one micro-batch, as the pilot measured it."""
+    """For one micro-batch, as the pilot measured it; of a layout, with what is copied from and to other devices."""
     backward_seconds: float
     step_seconds: float
     state_bytes: int

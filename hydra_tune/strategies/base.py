@@ -84,6 +84,7 @@ class TrialRun(ABC):
         remaining: float | None = None,
         recorded: bool = True,
         batch: int | None = None,
+        rank: int = 0,
     ) -> UnitResult:
         """Await one unit of this trial; one of many short ones is not `recorded` by itself, but with `worked`."""
         result = await self.engine.run(
@@ -91,7 +92,7 @@ class TrialRun(ABC):
                 trial=self.number, attempt=self.attempt, kind=kind, work=work, args=args, role=role,
                 worker=worker, remaining=self.remaining_at_first if remaining is None else remaining,
                 deadline=self.deadline(kind), recorded=recorded, memory=self.memory if role is Role.DEVICE else None,
-                batch=batch,
+                batch=batch, rank=rank,
             )
         )  # fmt: skip
         self.measured(kind, result.seconds)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydra_tune.pipeline.kit import Forwarded, Random, Sent
+from hydra_tune.pipeline.schedule import rank
 from hydra_tune.pipeline.stages import Stage
 from hydra_tune.strategies import pipeline_units as units
 from hydra_tune.strategies.together import Together
@@ -31,6 +32,8 @@ class Batch:
         self.weights = weights
         self.remaining = remaining
         self.number = next(_begun)
+        self.alone = trial.run.engine.load(trial.run.attempt).others == 0
+        """Whether nobody else would use the time in which a device waits."""
         self.loss = 0.0
         self.random_after: Random = None
         self._forward: dict[tuple[int, int], asyncio.Task[Forwarded]] = {}
@@ -73,7 +76,7 @@ class Batch:
             random = self._first_random(lane) if stage.index == 0 else before[stage.index - 1].random
         result = await self.trial.on(
             stage.device, "forward", units.forward, stage.index, lane, arrived, self.weights[lane], random,
-            self._in_halves(stage, lane), remaining=self.remaining, recorded=False, batch=self.number,
+            self._in_halves(stage, lane), **self._options("forward", lane),
         )  # fmt: skip
         self.trial.took("forward", stage, result)
         done: Forwarded = result.value
@@ -92,27 +95,35 @@ class Batch:
                 sent = await self._backward[user, lane]
             arrived.append((user, {value: tree for value, tree in sent.items() if value in stage.gives}))
         result = await self.trial.on(
-            stage.device, "backward", units.backward, stage.index, lane, arrived, remaining=self.remaining,
-            recorded=False, batch=self.number,
-        )  # fmt: skip
+            stage.device, "backward", units.backward, stage.index, lane, arrived, **self._options("backward", lane)
+        )
         self.trial.took("backward", stage, result)
         sent_on: Sent = result.value
         return sent_on
+
+    def _options(self, kind: str, lane: int) -> dict[str, Any]:
+        """What the scheduler is told of a unit."""
+        return {
+            "remaining": self.remaining, "recorded": False, "batch": self.number,
+            "rank": rank(kind, lane, len(self.weights)),
+        }  # fmt: skip
 
     def _by_itself(self, stage: Stage) -> bool:
         return sum(other.device == stage.device for other in self.stages) == 1
 
     def _in_halves(self, stage: Stage, lane: int) -> bool:
-        """Whether a stage's weights get their gradients apart: in the last micro-batch, for which others wait."""
+        """Whether a stage's weights get their gradients apart: in the last micro-batch, for which others wait.
+
+        Not where other trials fill the gap, since two halves take a little longer than the whole.
+        """
         used = stage.loss or self.trial.users[stage.index]
-        return bool(stage.later and used) and lane == len(self.weights) - 1
+        return self.alone and bool(stage.later and used) and lane == len(self.weights) - 1
 
     async def _go_weights(self, stage: Stage, lane: int) -> None:
         await (self._forward if stage.loss else self._backward)[stage.index, lane]
         result = await self.trial.on(
-            stage.device, "weights", units.weights, stage.index, lane, remaining=self.remaining, recorded=False,
-            batch=self.number,
-        )  # fmt: skip
+            stage.device, "weights", units.weights, stage.index, lane, **self._options("weights", lane)
+        )
         self.trial.took("weights", stage, result)
 
     def _first_random(self, lane: int) -> Random:

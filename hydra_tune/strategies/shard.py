@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hydra_tune.engine.scheduler import POLICIES
+from hydra_tune.engine.scheduler import FOR_WHOLE_TRIALS
 from hydra_tune.engine.unit import Role, UnitFailed
 from hydra_tune.errors import SpecError, WorkerLost, nearest, quoted
 from hydra_tune.strategies import shard_units
@@ -45,8 +45,8 @@ class Shard(Strategy):
     ahead of the others."""
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise SpecError(f"policy cannot be {quoted(self.policy)}", nearest(str(self.policy), list(POLICIES)))
+        if self.policy not in FOR_WHOLE_TRIALS:
+            raise SpecError(f"policy cannot be {quoted(self.policy)}", nearest(str(self.policy), FOR_WHOLE_TRIALS))
         if not isinstance(self.double_buffering, bool):
             raise SpecError(f"double_buffering cannot be {quoted(self.double_buffering)}", "give true or false")
 

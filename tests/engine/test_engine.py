@@ -347,3 +347,50 @@ def test_who_lets_go_of_a_device_and_who_waited_for_it_are_chosen_from_alike(
             assert [begun.trial for begun, _ in record.started] == turns
 
     asyncio.run(main())
+
+
+def test_units_in_stages_all_wait_at_their_worker_which_takes_the_oldest_batch_first(tmp_path: Path) -> None:
+    async def main() -> None:
+        options = {"policy": POLICIES["oldest-batch"], "slots": 1}
+        async with engine(tmp_path, devices=1, **options) as (running, record):
+            there = (await running.run(unit(pid))).worker
+            gate = tmp_path / "gate"
+
+            def start(trial: int, batch: int | None, work: Callable[..., Any] = pid) -> asyncio.Task[UnitResult]:
+                return asyncio.create_task(running.run(unit(work, trial=trial, worker=there, batch=batch)))
+
+            held = asyncio.create_task(running.run(unit(wait_for, str(gate), worker=there)))
+            while not gate.with_name("gate.started").exists():
+                await asyncio.sleep(0.01)
+            young = [start(1, 8), start(2, 7), start(3, 8, work=fail)]
+            await asyncio.sleep(0)
+            assert running.load("a9").waiting == 3
+            assert not running._waiting, "all of them are at the worker"
+            older = [start(4, 6), start(5, None)]
+            await asyncio.sleep(0)
+            young.pop().cancel()
+            await asyncio.sleep(0)
+            gate.touch()
+            await asyncio.gather(held, *young, *older)
+            assert [begun.trial for begun, _ in record.started] == [0, 0, 5, 4, 2, 1]
+            assert (await running.run(unit(recall, "a3", trial=3, worker=there))).value is None
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_dies_takes_with_it_all_that_waited_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        options = {"policy": POLICIES["oldest-batch"], "slots": 1}
+        async with engine(tmp_path, devices=1, **options) as (running, _):
+            first = await running.run(unit(pid))
+            waiting = [unit(wait_for, str(tmp_path / "gate"), worker=first.worker, batch=0)]
+            waiting += [unit(pid, trial=trial, worker=first.worker, batch=trial) for trial in (1, 2, 3)]
+            tasks = [asyncio.create_task(running.run(each)) for each in waiting]
+            while not (tmp_path / "gate.started").exists():
+                await asyncio.sleep(0.01)
+            os.kill(first.value, signal.SIGKILL)
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(each) for each in ended] == [WorkerLost] * 4
+            assert (await running.run(unit(pid))).value != first.value
+
+    asyncio.run(main())

@@ -65,6 +65,8 @@ def test_the_oldest_batch_goes_first_and_what_belongs_to_none_before_it() -> Non
         ready(2, batch=6, arrival=2, last_turn=9), ready(3, arrival=4),
     ]  # fmt: skip
     assert order(waiting("oldest-batch", *units)) == [3, 2, 1, 0]
+    ranked = [ready(trial, batch=trial % 2, rank=5 - trial, arrival=trial) for trial in range(5)]
+    assert order(waiting("oldest-batch", *ranked)) == [4, 2, 0, 3, 1]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

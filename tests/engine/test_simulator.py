@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hydra_tune.engine.residency import Residency
 from hydra_tune.engine.scenario import Chain, Outcome, Ran, Scenario
-from hydra_tune.engine.scheduler import POLICIES
+from hydra_tune.engine.scheduler import FOR_WHOLE_TRIALS
 from hydra_tune.engine.simulator import simulate
 
 pytestmark = pytest.mark.smoke
@@ -40,7 +40,7 @@ def test_a_batch_is_a_chain_of_two_units_a_shard_less_one() -> None:
 @pytest.mark.parametrize(("trials", "devices"), MIXES)
 def test_longest_remaining_first_reaches_the_bound_and_the_others_do_not(trials: int, devices: int) -> None:
     mix = Scenario(trials=trials, devices=devices, batches=20)
-    ratios = {policy: simulate(replace(mix, policy=policy)).makespan_vs_bound for policy in POLICIES}
+    ratios = {policy: simulate(replace(mix, policy=policy)).makespan_vs_bound for policy in FOR_WHOLE_TRIALS}
     assert ratios["lrtf"] < 1.002
     assert min(ratios["fifo"], ratios["random"], ratios["srtf"]) > 1.002
 
@@ -60,7 +60,7 @@ def test_lazy_moves_less_where_moving_costs() -> None:
     assert lazy.makespan < eager.makespan
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(FOR_WHOLE_TRIALS))
 def test_the_same_seed_gives_the_same_run(policy: str) -> None:
     mix = Scenario(trials=20, devices=4, policy=policy, state_bytes=10, device_memory=50, bandwidth=100, seed=5)
     traces: list[list[Ran]] = [[], [], []]
@@ -110,7 +110,7 @@ def test_no_schedule_does_two_units_of_a_trial_at_once_or_exceeds_memory(data: s
     held = data.draw(st.integers(2 if buffering else 1, 6))
     scenario = Scenario(
         trials=data.draw(st.integers(1, 12)), devices=data.draw(st.integers(1, 6)),
-        policy=data.draw(st.sampled_from(sorted(POLICIES))), shards=data.draw(st.integers(1, 4)),
+        policy=data.draw(st.sampled_from(sorted(FOR_WHOLE_TRIALS))), shards=data.draw(st.integers(1, 4)),
         batches=data.draw(st.integers(1, 4)), spread=data.draw(st.sampled_from([0.0, 0.5, 2.0])),
         backward=data.draw(st.sampled_from([1.0, 2.0])), state_bytes=data.draw(st.sampled_from([0, 10])),
         device_memory=data.draw(st.sampled_from([None, 10 * held + 3])), bandwidth=data.draw(st.integers(1, 100)),

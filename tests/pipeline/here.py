@@ -15,6 +15,7 @@ import cloudpickle
 import hydra_tune as ht
 from hydra_tune.builds import Prepared
 from hydra_tune.devices import Device
+from hydra_tune.engine.jobs import Load
 from hydra_tune.engine.unit import StepRecord, UnitResult
 from hydra_tune.seeds import seed_everything
 from hydra_tune.strategies.base import Candidacy, TrialRun
@@ -35,6 +36,7 @@ class Here(TrialRun):
         engine: Any = SimpleNamespace(
             devices=names, workers_of_all_devices=lambda: tuple(range(1, devices + 1)), drop=lambda *_: None,
             let_go=lambda *_: None, room=lambda _attempt: (room,) * devices,
+            load=lambda _attempt: Load(idle=0, waiting=0, others=0),
         )  # fmt: skip
         blueprint: Any = SimpleNamespace(
             epochs=made.epochs, keep=made.keep, accumulate=made.accumulate, sparsity=made.sparsity

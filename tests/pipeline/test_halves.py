@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import torch
 from torch import nn
 
 import hydra_tune.pipeline.part as part
+from hydra_tune.engine.jobs import Load
 from hydra_tune.graph.capture import capture
 from hydra_tune.pipeline.halves import Halves, is_plain
+from hydra_tune.strategies.pipeline import Pipeline
+from tests.pipeline.here import Here, train
 from tests.pipeline.test_exactness import check_net, net, pipelined
 from tests.shards.models import assert_same, candidate, finish, start
 
@@ -195,3 +200,29 @@ def test_where_nobody_wants_a_gradient_nothing_waits(tmp_path: Path, monkeypatch
     run, _ = pipelined(candidate(**fields), tmp_path, microbatches=2, placer="balanced")
     assert_same(run.state(), plain.state())
     assert not any(made)
+
+
+def test_where_other_trials_fill_the_gap_nothing_goes_back_in_halves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the first batch without them only shows what would be kept, as the first steps do else."""
+    waiting: list[bool] = []
+
+    class Watched(Halves):
+        def __init__(self, layers: Any, *, waits: bool) -> None:
+            super().__init__(layers, waits=waits)
+            if layers:
+                waiting.append(waits)
+
+    monkeypatch.setattr(part, "Halves", Watched)
+    run = Here(candidate(**net("mlp")), tmp_path, 2)
+    company = itertools.chain([1] * (part.MEASURED_STEPS + 1), itertools.repeat(0))
+    run.engine.load = lambda _attempt: Load(idle=0, waiting=0, others=next(company))  # type: ignore[method-assign]
+    trial = asyncio.run(train(run, Pipeline(microbatches=2, placer="balanced")))
+    assert trial.staged.stages[-1].later
+    kinds = [kind for kind, worker in run.ran if worker == 2 and kind in ("forward", "weights", "step")]
+    first, steps = part.MEASURED_STEPS + 1, kinds.count("step")
+    assert kinds == ["forward", "forward", "step"] * first + ["forward", "forward", "weights", "step"] * (steps - first)
+    assert waiting == [False] + [True] * (steps - first - 1)
+    assert len(waiting) > 1
+    assert_same(run.state(), finish(start(candidate(**net("mlp")))).state())

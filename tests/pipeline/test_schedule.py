@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hydra_tune.pipeline.schedule import in_flight, predict, users_of
+from hydra_tune.pipeline.schedule import in_flight, predict, rank, users_of
 from hydra_tune.pipeline.stages import Stage
 
 
@@ -65,6 +65,18 @@ def test_the_last_micro_batch_does_not_keep_others_waiting_for_gradients_of_weig
     assert seconds(found, 3, 6) == pytest.approx(seconds(stages, 3, 6) - 2 * 0.4)
     whole, halves = (predict(s, 3, 6, "1f1b", way=lambda *_: 0.0, step_seconds=[0.0] * 3) for s in (stages, found))
     assert halves.busy == pytest.approx(whole.busy)
+
+
+def test_a_forward_that_others_wait_for_goes_before_a_backward() -> None:
+    """By first come, first served, the last forward would wait behind a backward, and the device for its return."""
+    first, last = chain([0, 1])
+    stages = [replace(first, forward_seconds=2.0, backward_seconds=2.0), last]
+    assert seconds(stages, 2, 4) == 4 * (2.0 + 2.0), "the first device never waits"
+
+
+def test_ranks_are_by_kind_and_then_by_micro_batch() -> None:
+    kinds = ("forward", "backward", "weights")
+    assert [rank(kind, number, 3) for kind in kinds for number in range(3)] == list(range(9))
 
 
 def test_a_device_with_two_stages_takes_them_in_turn() -> None:
