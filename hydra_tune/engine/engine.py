@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 SLOTS = 2
 """One unit that runs and one that waits at the worker."""
+AHEAD = 8
+"""Units at a worker at most, where they all wait there: what is sent to one that hangs must fit into its socket."""
 GANG_GRACE = 10.0
 """Seconds in which the members of a gang end by themselves when one of them failed; then they are killed."""
 STILLBORN_LIMIT = 3
@@ -340,12 +342,13 @@ class Engine:
                     self._hand_out(worker)
         if self._ready.policy.in_stages:
             for worker in list(self._workers.values()):
-                self._hand_out_all(worker)
+                self._hand_out_ahead(worker)
 
-    def _hand_out_all(self, worker: WorkerState) -> None:
+    def _hand_out_ahead(self, worker: WorkerState) -> None:
         """Let what must run there anyway wait there, in order: the worker goes on without a word from here."""
-        while (first := self._ready.peek(worker.view())) is not None and first.worker == worker.id:
-            if not self._hand_out(worker):
+        while len(worker.jobs) < AHEAD:
+            first = self._ready.peek(worker.view())
+            if first is None or first.worker != worker.id or not self._hand_out(worker):
                 return
 
     def _depth(self) -> int:
@@ -372,8 +375,7 @@ class Engine:
         return Ready(
             key=job.id, trial=unit.trial, attempt=unit.attempt, role=unit.role, worker=unit.worker,
             home=home, remaining=unit.remaining, arrival=job.arrival,
-            last_turn=self._last_turn.get(unit.attempt, -1), memory=unit.memory, batch=unit.batch,
-            rank=unit.rank,
+            last_turn=self._last_turn.get(unit.attempt, -1), memory=unit.memory, rank=unit.rank,
         )  # fmt: skip
 
     def _hand_out(self, worker: WorkerState) -> bool:

@@ -72,10 +72,8 @@ class Ready:
     """When a unit of this trial was last handed out, as a count of hand-outs; -1 for never."""
     memory: Memory | None = None
     """What its trial takes of a device; None where nobody knows, and it goes anywhere."""
-    batch: int | None = None
-    """Where a batch is many units: its number among the batches of all trials, in the order in which they began."""
-    rank: int = 0
-    """Among the units of its batch: the least goes first."""
+    rank: tuple[int, int] | None = None
+    """Where a batch is many units, of several kinds: the least goes first."""
 
 
 Order: TypeAlias = Callable[[Ready], tuple[float, ...]]
@@ -113,13 +111,9 @@ def fair(ready: Ready) -> tuple[float, ...]:
     return (0 if ready.last_turn >= 0 else 1, ready.last_turn, ready.arrival)
 
 
-def oldest_batch(ready: Ready) -> tuple[float, ...]:
-    """The batch that began first; what belongs to none, such as an optimizer's step, goes before all.
-
-    Trials in turns would go through their batches side by side, and all wait for the ends of their batches at the same
-    time. So one is ahead, and the others fill the gaps that it leaves; when its batch is done, theirs are older.
-    """
-    return (-1 if ready.batch is None else ready.batch, ready.rank, ready.arrival)
+def ranked(ready: Ready) -> tuple[float, ...]:
+    """The least rank, then first come, first served; what has none, such as an optimizer's step, goes before all."""
+    return (*((-1, 0) if ready.rank is None else ready.rank), ready.arrival)
 
 
 def oldest(ready: Ready) -> tuple[float, ...]:
@@ -160,7 +154,7 @@ def shuffled(seed: int) -> Order:
 POLICIES: dict[str, Policy] = {
     "fair": Policy(fair),
     "fifo": Policy(fifo),
-    "oldest-batch": Policy(oldest_batch, in_stages=True),
+    "ranked": Policy(ranked, in_stages=True),
     "lrtf": Policy(longest_remaining),
     "lazy-lrtf": Policy(longest_remaining, lazy=True, slack=SLACK_SECONDS, move_slack=MOVE_SLACK_SECONDS),
     "srtf": Policy(shortest_remaining),

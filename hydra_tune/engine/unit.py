@@ -56,10 +56,8 @@ class Unit:
     """Whether it gets a row of its own; else its strategy records many at once."""
     memory: Memory | None = None
     """What it takes of its device, where that is known; a unit that is bound to no worker waits for one with room."""
-    batch: int | None = None
-    """Where a batch is many units: its number among the batches of all trials, in the order in which they began."""
-    rank: int = 0
-    """Among the units of its batch: the least goes first."""
+    rank: tuple[int, int] | None = None
+    """Where a batch is many units, of several kinds: the least goes first."""
 
 
 @dataclass(frozen=True)

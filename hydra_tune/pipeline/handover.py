@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from hydra_tune.engine.spill import NO_ROOM, SpillFull
@@ -73,7 +74,8 @@ class Handover:
         if block is None or block.numel() < place.bytes:
             if make:
                 self._grow(place)
-            block = torch.from_file(place.path, shared=True, size=place.bytes, dtype=torch.uint8)
+            with _disable_current_modes():  # it is the host's memory, and not among what is counted of a device
+                block = torch.from_file(place.path, shared=True, size=place.bytes, dtype=torch.uint8)
             self._mapped[place.path] = block
         return strided(block, place.dtype, 0, place.shape, place.stride)
 

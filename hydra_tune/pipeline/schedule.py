@@ -19,7 +19,11 @@ from hydra_tune.pipeline.stages import Stage
 
 ORDERS = ("1f1b", "gpipe")
 KINDS = ("forward", "backward", "weights")
-"""What a device does for a micro-batch in a stage; `weights` is apart from `backward` where others await the rest."""
+"""What a device does for a micro-batch in a stage, in the order in which it is taken up; `weights` is apart from
+`backward` where others await the rest."""
+
+IN_TURN = (KINDS.index("backward"), 0)
+"""The rank of what is no part of a step, such as evaluation: other trials' steps have their turns beside it."""
 
 
 def in_flight(stages: Sequence[Stage], order: str, microbatches: int) -> list[int]:
@@ -44,11 +48,6 @@ def in_flight(stages: Sequence[Stage], order: str, microbatches: int) -> list[in
         else:
             limits.append(min(microbatches, depth[stage.index] + 1))
     return limits
-
-
-def rank(kind: str, number: int, microbatches: int) -> int:
-    """Which of the ready units of a batch goes first on a device: the one of the least rank."""
-    return KINDS.index(kind) * microbatches + number
 
 
 def users_of(stages: Sequence[Stage]) -> list[list[int]]:
@@ -79,29 +78,34 @@ class Prediction:
 class _Device:
     free: float = 0.0
     busy: float = 0.0
-    ready: list[tuple[float, int, tuple[str, int, int]]] = field(default_factory=list)
-    """When each task is ready, its rank, and the task."""
+    ready: list[tuple[int, int, float, int, tuple[str, int, int]]] = field(default_factory=list)
+    """The kind and micro-batch of each task, when it is ready, a count, and the task."""
 
 
 def predict(
     stages: Sequence[Stage], devices: int, microbatches: int, order: str, *,
-    way: Callable[[Stage, Stage], float], step_seconds: Sequence[float],
+    way: Callable[[Stage, Stage], float], step_seconds: Sequence[float], unit_seconds: float = 0.0,
 ) -> Prediction:  # fmt: skip
-    """Play a step through; `way` is how long values go from one stage to another, `step_seconds` each device's step."""
-    return _Play(stages, devices, microbatches, order, way, step_seconds).run()
+    """Play a step through.
+
+    `way` is how long values go from one stage to another, `step_seconds` each device's step, `unit_seconds` what a
+    device needs for a unit besides.
+    """
+    return _Play(stages, devices, microbatches, order, way, step_seconds, unit_seconds).run()
 
 
 class _Play:
-    """One step: what is done starts what waits for it, and each device takes what is of least rank."""
+    """One step: what is done starts what waits for it; a device takes forwards first, the earlier micro-batch first."""
 
     def __init__(
         self, stages: Sequence[Stage], devices: int, microbatches: int, order: str,
-        way: Callable[[Stage, Stage], float], step_seconds: Sequence[float],
+        way: Callable[[Stage, Stage], float], step_seconds: Sequence[float], unit_seconds: float,
     ) -> None:  # fmt: skip
         self.stages = stages
         self.microbatches = microbatches
         self.way = way
         self.step_seconds = step_seconds
+        self.unit_seconds = unit_seconds
         self.users = users_of(stages)
         self.limit = in_flight(stages, order, microbatches)
         self.devices = [_Device() for _ in range(devices)]
@@ -129,13 +133,12 @@ class _Play:
         for index, device in enumerate(self.devices):
             if (only is not None and index != only) or device.free > now or not device.ready:
                 continue
-            there = [waiting for waiting in device.ready if waiting[0] <= now]
+            there = [waiting for waiting in device.ready if waiting[2] <= now]
             if not there:
-                heapq.heappush(events, (min(device.ready)[0], next(self.count), index))
+                heapq.heappush(events, (min(waiting[2] for waiting in device.ready), next(self.count), index))
                 continue
-            first = min(there, key=lambda waiting: (waiting[1], waiting[0], waiting[2]))
-            device.ready.remove(first)
-            task = first[2]
+            device.ready.remove(min(there))
+            task = min(there)[-1]
             seconds = self._seconds(task)
             device.free, device.busy = now + seconds, device.busy + seconds
             self.done[task] = device.free - self._afterwards(task)
@@ -147,8 +150,8 @@ class _Play:
     def _seconds(self, task: tuple[str, int, int]) -> float:
         stage = self.stages[task[1]]
         if task[0] == "backward":
-            return stage.backward_seconds
-        return stage.forward_seconds + (stage.backward_seconds if stage.loss else 0.0)
+            return self.unit_seconds + stage.backward_seconds
+        return self.unit_seconds + stage.forward_seconds + (stage.backward_seconds if stage.loss else 0.0)
 
     def _afterwards(self, task: tuple[str, int, int]) -> float:
         """Seconds that the device goes on with a task whose outcome others have already: see `pipeline.halves`."""
@@ -177,7 +180,7 @@ class _Play:
         ready = self._ready_at(task)
         if ready is not None and task not in self.begun:
             self.begun.add(task)
-            waiting = (ready, rank(task[0], task[2], self.microbatches), task)
+            waiting = (KINDS.index(task[0]), task[2], ready, next(self.count), task)
             self.devices[self.stages[task[1]].device].ready.append(waiting)
 
     def _ready_at(self, task: tuple[str, int, int]) -> float | None:

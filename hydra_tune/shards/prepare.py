@@ -121,7 +121,7 @@ def _measured(
 ) -> Profile:  # fmt: skip
     """Measure every node, and keep that for later trials."""
     candidate = training.candidate
-    with company(beside):
+    with company(beside) as there:
         found = profile(
             training.model, captured, captured.program.bind(batch.inputs),
             lambda outputs: candidate.loss(outputs, batch.targets),
@@ -129,7 +129,8 @@ def _measured(
             if name in parts.group_of else None,
             candidate.split_points,
         )  # fmt: skip
-    keep_profile(profiles, _key(training, captured, parts, batch, beside), found)
+    if there:
+        keep_profile(profiles, _key(training, captured, parts, batch, beside), found)
     return found
 
 

@@ -83,8 +83,7 @@ class TrialRun(ABC):
         worker: int | None = None,
         remaining: float | None = None,
         recorded: bool = True,
-        batch: int | None = None,
-        rank: int = 0,
+        rank: tuple[int, int] | None = None,
     ) -> UnitResult:
         """Await one unit of this trial; one of many short ones is not `recorded` by itself, but with `worked`."""
         result = await self.engine.run(
@@ -92,7 +91,7 @@ class TrialRun(ABC):
                 trial=self.number, attempt=self.attempt, kind=kind, work=work, args=args, role=role,
                 worker=worker, remaining=self.remaining_at_first if remaining is None else remaining,
                 deadline=self.deadline(kind), recorded=recorded, memory=self.memory if role is Role.DEVICE else None,
-                batch=batch, rank=rank,
+                rank=rank,
             )
         )  # fmt: skip
         self.measured(kind, result.seconds)

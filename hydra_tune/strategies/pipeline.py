@@ -20,13 +20,14 @@ from hydra_tune.errors import SpecError, nearest, quoted
 from hydra_tune.pipeline.kit import Fetched, Judged, Random, Sent
 from hydra_tune.pipeline.microbatches import bounds
 from hydra_tune.pipeline.prepare import PLACERS
-from hydra_tune.pipeline.schedule import ORDERS, in_flight, users_of
+from hydra_tune.pipeline.schedule import IN_TURN, ORDERS, in_flight, users_of
 from hydra_tune.pipeline.stages import TARGETS, Stage
 from hydra_tune.strategies import pipeline_units as units
 from hydra_tune.strategies.base import Strategy, TrialRun
 from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, Saved, train_epochs
 from hydra_tune.strategies.pipeline_batch import Batch
 from hydra_tune.strategies.pipeline_units import Staged, Wanted
+from hydra_tune.strategies.seats import Seats
 from hydra_tune.strategies.together import Together, all_of
 from hydra_tune.training import Diverged, Progress
 
@@ -43,7 +44,7 @@ class Pipeline(Strategy):
     summary = "one model across several devices, micro-batches following each other through its stages"
     builds_apart = True
     spans_devices = True
-    policy = "oldest-batch"
+    policy = "ranked"
 
     microbatches: int | None = None
     """How many a batch is cut into; by default four for each device, and one where more would change the result."""
@@ -51,6 +52,8 @@ class Pipeline(Strategy):
     """Who decides which part of the model goes where."""
     order: str = "1f1b"
     """1f1b: few micro-batches in flight, gpipe: all forward first."""
+    seats: Seats = field(default_factory=Seats, init=False, compare=False, repr=False)
+    """Which way through the devices trials go, of the two that there are."""
 
     def __post_init__(self) -> None:
         if self.placer not in PLACERS:
@@ -66,10 +69,13 @@ class Pipeline(Strategy):
         return 2
 
     async def train(self, run: TrialRun) -> None:
-        candidate = await InStages.laid_out(run, self)
-        await run.restored(candidate.history, candidate.staged.notes)
-        await train_epochs(run, candidate)
-        candidate.note_plan()
+        devices = range(len(run.engine.devices))
+        # Of two trials at once one goes each way, so that what the stages' times differ by evens out.
+        with self.seats.taken(1, 2) as (way,):
+            candidate = await InStages.laid_out(run, self, devices[::-1] if way else devices)
+            await run.restored(candidate.history, candidate.staged.notes)
+            await train_epochs(run, candidate)
+            candidate.note_plan()
 
 
 @dataclass
@@ -80,7 +86,7 @@ class InStages(InTraining):
     staged: Staged
     order: str
     devices: Sequence[int]
-    """Which of the engine's devices have a share of it."""
+    """Which of the engine's devices have a share of it, the one with the model's inputs first."""
     workers: Sequence[int]
     """Theirs."""
     builder: int
@@ -92,18 +98,19 @@ class InStages(InTraining):
     """By device: what ran since it was last recorded."""
 
     @classmethod
-    async def laid_out(cls, run: TrialRun, strategy: Pipeline) -> InStages:
-        """Lay out a candidate that waits in the builder, and bring its parts to the devices."""
+    async def laid_out(cls, run: TrialRun, strategy: Pipeline, devices: Sequence[int]) -> InStages:
+        """Lay out a candidate that waits in the builder, and bring its parts to the devices, in this order."""
         builder = run.candidacy.worker
         assert builder is not None
-        workers = run.engine.workers_of_all_devices()
+        started, room = run.engine.workers_of_all_devices(), run.room()
+        workers, capacity = [started[device] for device in devices], tuple(room[device] for device in devices)
         on_cores = all(device.torch_device == "cpu" for device in run.engine.devices)
-        wanted = Wanted(strategy.microbatches, strategy.placer, strategy.order, run.room(), run.at_once, on_cores)
+        wanted = Wanted(strategy.microbatches, strategy.placer, strategy.order, capacity, run.at_once, on_cores)
         result = await run.unit(
             "lay out", units.stage, run.attempt, run.number, run.seed, wanted, run.checkpoints, run.profiles,
             role=Role.BUILDER, worker=builder,
         )  # fmt: skip
-        found = cls(run, result.value, strategy.order, range(len(workers)), workers, builder)
+        found = cls(run, result.value, strategy.order, devices, workers, builder)
         await found.bring_in()
         return found
 
@@ -226,7 +233,7 @@ class InStages(InTraining):
     async def _judge(self, position: int, lane: int, streams: list[Random]) -> dict[str, float]:
         """One batch; `streams` is where the random streams stand, moved on where evaluation draws from them."""
         random = streams[0] if position == 0 or self.staged.judged_at_random else None
-        result = await self.on(0, "fetch", units.fetch_valid, position, lane, random, recorded=False)
+        result = await self.on(0, "fetch", units.fetch_valid, position, lane, random, recorded=False, rank=IN_TURN)
         given: Fetched = result.value
         random = given.random if self.staged.judged_at_random else None
         made: dict[int, Sent] = {}
@@ -234,7 +241,7 @@ class InStages(InTraining):
         for stage in self.staged.stages:
             arrived = self.arriving(stage, given.sent[0], [made[other] for other in stage.before])
             work = (units.judge, stage.index, lane, arrived, random)
-            result = await self.on(stage.device, "evaluate", *work, recorded=False)
+            result = await self.on(stage.device, "evaluate", *work, recorded=False, rank=IN_TURN)
             self.took("evaluate", stage, result)
             done: Judged = result.value
             made[stage.index], random = done.sent, done.random

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydra_tune.pipeline.kit import Forwarded, Random, Sent
-from hydra_tune.pipeline.schedule import rank
+from hydra_tune.pipeline.schedule import IN_TURN, KINDS
 from hydra_tune.pipeline.stages import Stage
 from hydra_tune.strategies import pipeline_units as units
 from hydra_tune.strategies.together import Together
 
 if TYPE_CHECKING:
     from hydra_tune.strategies.pipeline import InStages
-
-_begun = itertools.count()
-"""Numbers for the batches of all trials."""
 
 
 class Batch:
@@ -31,7 +27,6 @@ class Batch:
         self.fetched = fetched
         self.weights = weights
         self.remaining = remaining
-        self.number = next(_begun)
         self.alone = trial.run.engine.load(trial.run.attempt).others == 0
         """Whether nobody else would use the time in which a device waits."""
         self.loss = 0.0
@@ -59,7 +54,7 @@ class Batch:
         for stage in self.stages:
             if stage.device == 0:
                 await self._forward[stage.index, len(self.weights) - 1]
-        await self.trial.on(0, "fetch", units.fetch_ahead, epoch, position, recorded=False)
+        await self.trial.on(0, "fetch", units.fetch_ahead, epoch, position, recorded=False, rank=IN_TURN)
 
     async def _go_forward(self, stage: Stage, lane: int) -> Forwarded:
         allowed = lane - self.trial.limits[stage.index]
@@ -102,11 +97,9 @@ class Batch:
         return sent_on
 
     def _options(self, kind: str, lane: int) -> dict[str, Any]:
-        """What the scheduler is told of a unit."""
-        return {
-            "remaining": self.remaining, "recorded": False, "batch": self.number,
-            "rank": rank(kind, lane, len(self.weights)),
-        }  # fmt: skip
+        """What the scheduler is told of a unit; among several trials, who came first goes before any micro-batch."""
+        rank = (KINDS.index(kind), lane if self.alone else 0)
+        return {"remaining": self.remaining, "recorded": False, "rank": rank}
 
     def _by_itself(self, stage: Stage) -> bool:
         return sum(other.device == stage.device for other in self.stages) == 1

@@ -54,7 +54,7 @@ def test_double_buffering_hides_moves(capsys: pytest.CaptureFixture[str]) -> Non
     ("flags", "said"),
     [
         (["--policy", "lrft"], "policy cannot be 'lrft' (did you mean 'lrtf'? known: fair, fifo, lazy-lrtf"),
-        (["--policy", "oldest-batch"], "policy cannot be 'oldest-batch' (known: fair, fifo, lazy-lrtf"),
+        (["--policy", "ranked"], "policy cannot be 'ranked' ("),
         (["--trials", "0"], "trials cannot be 0 (give a whole number of at least 1)"),
         (["--devices", "many"], "'many'"),
         (["--shards", "-1"], "shards cannot be -1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib
 import os
 import re
@@ -69,6 +70,11 @@ def is_imported(context: WorkerContext, module: str) -> bool:
 
 def import_now(context: WorkerContext, module: str) -> None:
     importlib.import_module(module)
+
+
+def hold_everything(context: WorkerContext) -> None:
+    """Hang so that no thread of the process can run, as a C extension may."""
+    ctypes.PyDLL(None).sleep(60)
 
 
 def wait_for(context: WorkerContext, path: str) -> int:
@@ -349,15 +355,15 @@ def test_who_lets_go_of_a_device_and_who_waited_for_it_are_chosen_from_alike(
     asyncio.run(main())
 
 
-def test_units_in_stages_all_wait_at_their_worker_which_takes_the_oldest_batch_first(tmp_path: Path) -> None:
+def test_units_in_stages_all_wait_at_their_worker_which_takes_the_least_rank_first(tmp_path: Path) -> None:
     async def main() -> None:
-        options = {"policy": POLICIES["oldest-batch"], "slots": 1}
+        options = {"policy": POLICIES["ranked"], "slots": 1}
         async with engine(tmp_path, devices=1, **options) as (running, record):
             there = (await running.run(unit(pid))).worker
             gate = tmp_path / "gate"
 
-            def start(trial: int, batch: int | None, work: Callable[..., Any] = pid) -> asyncio.Task[UnitResult]:
-                return asyncio.create_task(running.run(unit(work, trial=trial, worker=there, batch=batch)))
+            def start(trial: int, rank: int | None, work: Callable[..., Any] = pid) -> asyncio.Task[UnitResult]:
+                return asyncio.create_task(running.run(unit(work, trial=trial, worker=there, rank=rank and (rank, 0))))
 
             held = asyncio.create_task(running.run(unit(wait_for, str(gate), worker=there)))
             while not gate.with_name("gate.started").exists():
@@ -380,11 +386,11 @@ def test_units_in_stages_all_wait_at_their_worker_which_takes_the_oldest_batch_f
 
 def test_a_worker_that_dies_takes_with_it_all_that_waited_there(tmp_path: Path) -> None:
     async def main() -> None:
-        options = {"policy": POLICIES["oldest-batch"], "slots": 1}
+        options = {"policy": POLICIES["ranked"], "slots": 1}
         async with engine(tmp_path, devices=1, **options) as (running, _):
             first = await running.run(unit(pid))
-            waiting = [unit(wait_for, str(tmp_path / "gate"), worker=first.worker, batch=0)]
-            waiting += [unit(pid, trial=trial, worker=first.worker, batch=trial) for trial in (1, 2, 3)]
+            waiting = [unit(wait_for, str(tmp_path / "gate"), worker=first.worker, rank=(0, 0))]
+            waiting += [unit(pid, trial=trial, worker=first.worker, rank=(1, trial)) for trial in (1, 2, 3)]
             tasks = [asyncio.create_task(running.run(each)) for each in waiting]
             while not (tmp_path / "gate.started").exists():
                 await asyncio.sleep(0.01)
@@ -392,5 +398,23 @@ def test_a_worker_that_dies_takes_with_it_all_that_waited_there(tmp_path: Path) 
             ended = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(each) for each in ended] == [WorkerLost] * 4
             assert (await running.run(unit(pid))).value != first.value
+
+    asyncio.run(main())
+
+
+def test_many_units_that_wait_at_a_worker_that_hangs_do_not_hang_the_engine(tmp_path: Path) -> None:
+    """A worker that holds the interpreter's lock reads nothing: what is sent to it must fit into its socket."""
+
+    async def main() -> None:
+        options = {"policy": POLICIES["ranked"], "slots": 1}
+        async with engine(tmp_path, devices=1, **options) as (running, record):
+            there = (await running.run(unit(pid))).worker
+            hangs = asyncio.create_task(running.run(unit(hold_everything, worker=there, rank=(0, 0), deadline=3.0)))
+            while len(record.started) < 2:
+                await asyncio.sleep(0.01)
+            large = [unit(recall, "x" * 10_000, trial=1, worker=there, rank=(1, 0)) for _ in range(60)]
+            ended = await asyncio.gather(hangs, *map(running.run, large), return_exceptions=True)
+            assert isinstance(ended[0], UnitHung)
+            assert {type(each) for each in ended[1:]} <= {WorkerLost, UnitResult}
 
     asyncio.run(main())

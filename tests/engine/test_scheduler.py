@@ -58,15 +58,13 @@ def test_a_unit_goes_only_where_it_is_bound_and_builds_to_the_builder_only(polic
     assert len(units) == 0
 
 
-def test_the_oldest_batch_goes_first_and_what_belongs_to_none_before_it() -> None:
-    """Whoever had the last turn: two trials in turns would wait for the ends of their batches at the same time."""
+def test_the_least_rank_goes_first_and_what_has_none_before_it() -> None:
+    """Whoever had the last turn."""
     units = [
-        ready(0, batch=7, arrival=0, last_turn=1), ready(1, batch=6, arrival=3, last_turn=9),
-        ready(2, batch=6, arrival=2, last_turn=9), ready(3, arrival=4),
+        ready(0, rank=(1, 0), arrival=0, last_turn=1), ready(1, rank=(0, 0), arrival=3, last_turn=9),
+        ready(2, rank=(0, 0), arrival=2, last_turn=9), ready(3, arrival=4), ready(4, rank=(0, 1), arrival=0),
     ]  # fmt: skip
-    assert order(waiting("oldest-batch", *units)) == [3, 2, 1, 0]
-    ranked = [ready(trial, batch=trial % 2, rank=5 - trial, arrival=trial) for trial in range(5)]
-    assert order(waiting("oldest-batch", *ranked)) == [4, 2, 0, 3, 1]
+    assert order(waiting("ranked", *units)) == [3, 2, 1, 4, 0]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

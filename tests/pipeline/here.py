@@ -67,8 +67,8 @@ class Here(TrialRun):
         self.contexts[BUILDER].resident["a"] = Prepared(made, made.train, made.valid)
         self.notes: list[str] = []
         self.ran: list[tuple[str, int]] = []
-        self.batches: list[int | None] = []
-        """Of each unit that ran: the number of the batch that it belongs to."""
+        self.ranks: dict[str, set[tuple[int, int] | None]] = {}
+        """Of each kind of unit that ran."""
         self.plan: dict[str, Any] = {}
         self.peak = 0
         """The most that a unit took on a device."""
@@ -80,7 +80,7 @@ class Here(TrialRun):
         seed_everything(len(self.ran))  # other trials draw in this process too
         value = work(self.contexts[worker], *given)
         self.ran.append((kind, worker))
-        self.batches.append(rest.get("batch"))
+        self.ranks.setdefault(kind, set()).add(rest.get("rank"))
         self.peak = max(self.peak, self.contexts[worker].unit_peak_bytes or 0)
         seconds = time.time() - began
         return UnitResult(pickle.loads(cloudpickle.dumps(value)), worker, f"cpu:{worker - 1}", began, seconds, None)
@@ -116,6 +116,6 @@ class Here(TrialRun):
 
 async def train(run: Here, strategy: Pipeline) -> InStages:
     """Train to the last epoch, and collect."""
-    candidate = await InStages.laid_out(run, strategy)
+    candidate = await InStages.laid_out(run, strategy, range(len(run.engine.devices)))
     await train_epochs(run, candidate)
     return candidate

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hydra_tune as ht
+from hydra_tune.pipeline.prepare import most_on_a_device
 from hydra_tune.shards import prepare
 from hydra_tune.strategies.pipeline import InStages, Pipeline
 from tests.pipeline.here import Here, train
@@ -159,14 +160,25 @@ def test_branches_run_on_different_devices(tmp_path: Path) -> None:
     assert len(trial.staged.stages) > 2
 
 
-def test_units_know_their_batch_and_pilots_have_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the first, of two trials the older batch goes first; by the second, a step is predicted for busy cores."""
+def test_units_know_their_rank_and_pilots_have_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the first, forwards go before backwards, whoever's; by the second, a step is predicted for busy cores."""
     beside: list[int] = []
-    monkeypatch.setattr(prepare, "company", lambda others: beside.append(others) or nullcontext())
-    run, trial = pipelined(candidate(**net("mlp", epochs=1)), tmp_path, devices=3, microbatches=2, placer="balanced")
+    monkeypatch.setattr(prepare, "company", lambda others: beside.append(others) or nullcontext(True))
+    run, _ = pipelined(candidate(**net("mlp", epochs=1)), tmp_path, devices=3, microbatches=2, placer="balanced")
     assert 2 in beside
-    numbers = [batch for (kind, _), batch in zip(run.ran, run.batches, strict=True) if kind in ("forward", "backward")]
-    assert None not in numbers
-    assert numbers == sorted(numbers)
-    assert len(set(numbers)) == trial.staged.data[2]
-    assert {batch for (kind, _), batch in zip(run.ran, run.batches, strict=True) if kind == "step"} == {None}
+    ranks = {kind: run.ranks[kind] for kind in ("forward", "backward", "weights", "step", "evaluate")}
+    assert ranks == {
+        "forward": {(0, 0), (0, 1)}, "backward": {(1, 0), (1, 1)}, "weights": {(2, 1)}, "step": {None},
+        "evaluate": {(1, 0)},
+    }  # fmt: skip
+
+
+def test_what_is_handed_over_counts_for_the_host_and_a_device_holds_what_was_planned(tmp_path: Path) -> None:
+    """A wide boundary in many micro-batches: there is a place for each on the host, and few are in flight."""
+    width = 512
+    model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Linear(width, 3)).double()
+    made = candidate("mlp", model=model, count=200, batch_size=80)
+    run, trial = pipelined(made, tmp_path, microbatches=8, placer="balanced")
+    stages = trial.staged.stages
+    assert {stage.device for stage in stages} == {0, 1}
+    assert 0 < run.peak <= most_on_a_device(stages, 2, "1f1b", trial.staged.microbatches)

@@ -224,5 +224,6 @@ def test_where_other_trials_fill_the_gap_nothing_goes_back_in_halves(
     first, steps = part.MEASURED_STEPS + 1, kinds.count("step")
     assert kinds == ["forward", "forward", "step"] * first + ["forward", "forward", "weights", "step"] * (steps - first)
     assert waiting == [False] + [True] * (steps - first - 1)
+    assert {(0, 0), (0, 1)} == run.ranks["forward"]
     assert len(waiting) > 1
     assert_same(run.state(), finish(start(candidate(**net("mlp")))).state())

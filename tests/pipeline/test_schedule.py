@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hydra_tune.pipeline.schedule import in_flight, predict, rank, users_of
+from hydra_tune.pipeline.schedule import in_flight, predict, users_of
 from hydra_tune.pipeline.stages import Stage
 
 
@@ -72,11 +72,6 @@ def test_a_forward_that_others_wait_for_goes_before_a_backward() -> None:
     first, last = chain([0, 1])
     stages = [replace(first, forward_seconds=2.0, backward_seconds=2.0), last]
     assert seconds(stages, 2, 4) == 4 * (2.0 + 2.0), "the first device never waits"
-
-
-def test_ranks_are_by_kind_and_then_by_micro_batch() -> None:
-    kinds = ("forward", "backward", "weights")
-    assert [rank(kind, number, 3) for kind in kinds for number in range(3)] == list(range(9))
 
 
 def test_a_device_with_two_stages_takes_them_in_turn() -> None:

@@ -60,6 +60,17 @@ def test_two_pipelined_trials_at_once_equal_the_plain_loop() -> None:
     assert [unit["kind"] for unit in shown["units"]].count("backward") <= 2 * 10  # not a row for each micro-batch
 
 
+def test_two_trials_at_once_go_opposite_ways_through_the_devices() -> None:
+    def build(trial: Any) -> ht.Candidate:
+        trial.suggest_float("x", 0, 1)
+        return deep(epochs=12)
+
+    strategy = {"name": "pipeline", "placer": "balanced", "microbatches": 2}
+    result = ht.search(build, trials=2, devices="2xcpu", strategy=strategy, seed=11, progress=False, concurrency=2)
+    ways = {tuple(stage["device"] for stage in trial.plan["stages"]) for trial in result.trials}
+    assert ways == {("cpu:0", "cpu:1"), ("cpu:1", "cpu:0")}
+
+
 def test_show_draws_the_stages_and_the_search_says_what_is_not_exact(tmp_path: Path) -> None:
     (tmp_path / "y.yaml").write_text(YAML)
     done = run("search", "y.yaml", folder=tmp_path)

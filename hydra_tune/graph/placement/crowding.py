@@ -45,19 +45,21 @@ while os.read(0, 1):
 
 
 @contextmanager
-def company(others: int) -> Iterator[None]:
-    """Let so many processes work until the end, as far as there are cores for them.
+def company(others: int) -> Iterator[bool]:
+    """Let so many processes work until the end, as far as there are cores for them; whether they do.
 
     Where none can be started the work is alone: a prediction that is too short costs no trial.
     """
     with ExitStack() as stack:
+        there = True
         try:
             begun = _others(stack, min(others, cores() - 1))
             for other in begun:
                 other.begin()
         except OSError as error:
             logger.info("what is timed has no company (%s)", error)
-        yield
+            there = False
+        yield there
 
 
 def measured_crowding(devices: int, turns: int = TURNS) -> float:
@@ -99,6 +101,8 @@ class _Other:
                 stderr=subprocess.DEVNULL, bufsize=0,
             )
         )  # fmt: skip
+        # At once, whatever it does: leaving a `Popen` waits for its end.
+        stack.callback(process.kill)
         assert process.stdin is not None
         assert process.stdout is not None
         self._told: IO[bytes] = process.stdin

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +75,32 @@ def test_company_works_to_the_end_and_has_a_core_each(monkeypatch: pytest.Monkey
         assert others() == []
 
 
-def test_company_that_cannot_come_costs_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_company_that_cannot_come_costs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowds, "cores", lambda: 2)
     monkeypatch.setattr(crowds, "_OTHER", "raise SystemExit(3)")
     before = psutil.Process().children()
-    with company(1):
-        pass
+    with company(1) as there:
+        assert not there
     assert psutil.Process().children() == before
+    made = candidate("mlp")
+    examine(Training(made, made.train, made.valid, SEED, CPU), tmp_path, beside=1)
+    assert list(tmp_path.glob("*.json")) == [], "what was timed alone is not kept as if it had company"
+
+
+def test_company_ends_even_where_somebody_else_holds_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowds, "cores", lambda: 2)
+    with company(1) as there:
+        assert there
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+    ended = others() == []
+    alive = psutil.pid_exists(child)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert ended
+    assert alive, "leaving did not wait for it"
 
 
 def test_a_pilot_beside_others_is_timed_while_they_work_and_kept_apart(
