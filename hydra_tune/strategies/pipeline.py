@@ -96,6 +96,8 @@ class InStages(InTraining):
     _stage_seconds: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     _steps: dict[str, list[StepRecord]] = field(default_factory=dict)
     """By device: what ran since it was last recorded."""
+    _stepping: list[asyncio.Task[None]] = field(default_factory=list)
+    """Of each device: its step after the last batch. The other devices need not wait for it."""
 
     @classmethod
     async def laid_out(cls, run: TrialRun, strategy: Pipeline, devices: Sequence[int]) -> InStages:
@@ -137,13 +139,14 @@ class InStages(InTraining):
     async def train(self, remaining: float | None) -> Progress:
         began, first = time.perf_counter(), self.position["batch"]
         batches = self.staged.data[2]
-        while self.position["batch"] < batches:
-            clock = time.perf_counter()
-            await self._train_batch(remaining)
-            self.step_seconds.append(time.perf_counter() - clock)
-            del self.step_seconds[:-RECENT]
-            if time.perf_counter() - began >= SLICE_SECONDS and self._may_pause():
-                break
+        async with Together() as steps:
+            while self.position["batch"] < batches:
+                clock = time.perf_counter()
+                await self._train_batch(remaining, steps)
+                self.step_seconds.append(time.perf_counter() - clock)
+                del self.step_seconds[:-RECENT]
+                if time.perf_counter() - began >= SLICE_SECONDS and self._may_pause():
+                    break
         self._record()
         at = self.position
         return Progress(
@@ -152,10 +155,12 @@ class InStages(InTraining):
             seconds=time.perf_counter() - began,
         )  # fmt: skip
 
-    async def _train_batch(self, remaining: float | None) -> None:
+    async def _train_batch(self, remaining: float | None, steps: Together) -> None:
+        """One batch; its steps are begun, and what the next one does on a device comes after that device's step."""
         at = self.position
         rows = self._rows_at(at["batch"])
         parts = bounds(rows, min(self.staged.microbatches, rows))
+        await self.stepped(0)
         result = await self.on(
             0, "fetch", units.fetch, at["epoch"], at["batch"], len(parts), self.random, recorded=False
         )
@@ -168,7 +173,7 @@ class InStages(InTraining):
             self.random = batch.random_after
         at["batch"] += 1
         stepping = at["batch"] % self.staged.accumulate == 0 or at["batch"] == self.staged.data[2]
-        await self._step(stepping)
+        await self._begin_steps(stepping, steps)
         at["steps"] += stepping
         at["loss_sum"] += batch.loss * rows
         at["loss_rows"] += rows
@@ -176,18 +181,24 @@ class InStages(InTraining):
     def _may_pause(self) -> bool:
         return not self.staged.between_steps or self.position["batch"] % self.staged.accumulate == 0
 
-    async def _step(self, stepping: bool) -> None:
-        """Each device makes its step; where gradients are clipped by the norm of all, that is known first."""
+    async def _begin_steps(self, stepping: bool, steps: Together) -> None:
+        """Let each device make its step; where gradients are clipped by the norm of all, that is known first."""
         factor: float | None = 1.0 if stepping else None
         if stepping and self.staged.clip_grad_norm is not None:
             found = await self.everywhere("norms", units.norms, recorded=False)
             total = math.sqrt(sum(norm**2 for result in found for norm in result.value.values()))
             coefficient = self.staged.clip_grad_norm / (total + 1e-6)
             factor = 1.0 if coefficient >= 1.0 else coefficient  # what is no number stays none, as in torch
-        for result in await self.everywhere("step", units.step, factor, recorded=False):
-            self._steps.setdefault(result.device, []).append(
-                StepRecord("step", 0, result.started, result.seconds, 0, 0)
-            )
+        self._stepping = [steps.start(self._step(device, factor)) for device in range(len(self.workers))]
+
+    async def _step(self, device: int, factor: float | None) -> None:
+        result = await self.on(device, "step", units.step, factor, recorded=False)
+        self._steps.setdefault(result.device, []).append(StepRecord("step", 0, result.started, result.seconds, 0, 0))
+
+    async def stepped(self, device: int) -> None:
+        """Wait for a device's step after the last batch, if it is still to be made."""
+        if self._stepping:
+            await self._stepping[device]
 
     def _rows_at(self, batch: int) -> int:
         rows, size, _ = self.staged.data

@@ -69,6 +69,7 @@ class Batch:
         random: Random = None
         if self.trial.staged.draws:
             random = self._first_random(lane) if stage.index == 0 else before[stage.index - 1].random
+        await self.trial.stepped(stage.device)
         result = await self.trial.on(
             stage.device, "forward", units.forward, stage.index, lane, arrived, self.weights[lane], random,
             self._in_halves(stage, lane), **self._options("forward", lane),

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hydra_tune as ht
+from hydra_tune.engine.unit import UnitResult
 from hydra_tune.pipeline.prepare import most_on_a_device
 from hydra_tune.shards import prepare
 from hydra_tune.strategies.pipeline import InStages, Pipeline
@@ -182,3 +183,28 @@ def test_what_is_handed_over_counts_for_the_host_and_a_device_holds_what_was_pla
     stages = trial.staged.stages
     assert {stage.device for stage in stages} == {0, 1}
     assert 0 < run.peak <= most_on_a_device(stages, 2, "1f1b", trial.staged.microbatches)
+
+
+class SlowStep(Here):
+    """The last device makes its steps late."""
+
+    async def unit(self, kind: str, work: Any, *args: Any, worker: int | None = None, **rest: Any) -> UnitResult:
+        if kind == "step" and worker == 2:
+            for _ in range(50):
+                await asyncio.sleep(0)
+        return await super().unit(kind, work, *args, worker=worker, **rest)
+
+
+def test_a_batch_begins_on_each_device_after_the_step_of_that_device_only(tmp_path: Path) -> None:
+    plain = finish(start(candidate(**net("mlp", epochs=1))))
+    run = SlowStep(candidate(**net("mlp", epochs=1)), tmp_path, 2)
+    asyncio.run(train(run, Pipeline(microbatches=2, placer="balanced")))
+    assert_same(run.state(), plain.state())
+    ahead = []
+    for worker in (1, 2):
+        kinds = [kind for kind, where in run.ran if where == worker and kind in ("forward", "step")]
+        assert kinds == ["forward", "forward", "step"] * kinds.count("step")
+    for index, (kind, worker) in enumerate(run.ran):
+        if kind == "step" and worker == 2:
+            ahead.append(run.ran[index - 1] == ("forward", 1))
+    assert any(ahead), "the first device went on with the next batch meanwhile"
