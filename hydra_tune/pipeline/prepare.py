@@ -9,7 +9,6 @@ micro-batches in flight a balanced cut is often better, so that is one more prop
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from hydra_tune.builds import Prepared
 from hydra_tune.devices import format_bytes
 from hydra_tune.engine.spill import SpillFiles
 from hydra_tune.graph.placement import PlacementInfeasible, place
+from hydra_tune.pipeline.balanced import Chain
 from hydra_tune.pipeline.kit import Held, PipelineKit
 from hydra_tune.pipeline.parameters import Dense, Parameters
 from hydra_tune.pipeline.schedule import Prediction, in_flight, predict
@@ -87,8 +87,10 @@ def fewest_devices(prospect: Prospect, room: int, microbatches: int, order: str)
     groups = groups_of(prospect.captured, atoms, buffers=prospect.profile.changes_buffers)
     for devices in range(1, len(atoms) + 1):
         capacity = [room] * devices
+        device = Chain.of(atoms, groups).balanced(_waiting(devices, microbatches, order), capacity)
+        if device is None:
+            continue
         try:
-            device = _balanced(atoms, groups, _waiting(devices, microbatches, order), capacity)
             _check_room(stages_of(prospect.captured, prospect.profile, atoms, device), capacity, order, microbatches)
         except PlacementInfeasible:
             continue
@@ -106,7 +108,7 @@ def _placed(
     waiting = microbatches if order == "gpipe" else min(microbatches, devices + 1)
     memory: dict[Any, float] = {i: atom.state_bytes + waiting * atom.activation_bytes for i, atom in enumerate(atoms)}
     if placer == "balanced":
-        return _balanced(atoms, groups, _waiting(devices, microbatches, order), capacity)
+        return _balanced(Chain.of(atoms, groups), _waiting(devices, microbatches, order), capacity)
     found = place(
         {i: atom.seconds for i, atom in enumerate(atoms)}, memory,
         {edge: 2 * (way(size) + HAND_OVER_SECONDS) for edge, size in sizes.items()},
@@ -122,57 +124,15 @@ def _waiting(devices: int, microbatches: int, order: str) -> list[int]:
     return [1] if devices == 1 else [min(microbatches, devices - device + 1) for device in range(devices)]
 
 
-def _balanced(
-    atoms: Sequence[Atom], groups: Sequence[set[int]], waiting: Sequence[int], capacity: Sequence[int]
-) -> list[int]:
-    """Contiguous shares, so that the longest takes the least time; what shares parameters goes with its first user."""
-    devices = len(waiting)
-    follows = {atom: min(group) for group in groups for atom in group}
-    times, states, flying, peaks = ([0.0] * len(atoms) for _ in range(4))
-    for index, atom in enumerate(atoms):
-        owner = follows.get(index, index)
-        times[owner] += atom.seconds
-        states[owner] += atom.state_bytes
-        flying[owner] += atom.activation_bytes
-        peaks[owner] = max(peaks[owner], atom.peak_bytes)
-    total, state, activation = ([0.0, *itertools.accumulate(each)] for each in (times, states, flying))
-
-    def fitting(end: int, device: int) -> Iterable[int]:
-        """Where a share of that device may begin that ends there."""
-        peak = 0.0
-        for start in range(end, -1, -1):
-            peak = max(peak, peaks[start]) if start < end else peak
-            flight = waiting[device] * (activation[end] - activation[start])
-            if state[end] - state[start] + flight + peak > capacity[device]:
-                return
-            yield start
-
-    infinite = (float("inf"), 0)
-    # best[k] after device k: for each end, the least possible longest share and where the last one begins
-    best: list[tuple[float, int]] = [
-        (total[end], 0) if 0 in fitting(end, 0) else infinite for end in range(len(atoms) + 1)
-    ]
-    history = [best]
-    for device in range(1, devices):
-        best = [
-            min(((max(best[start][0], total[end] - total[start]), start) for start in fitting(end, device)),
-                default=infinite)
-            for end in range(len(atoms) + 1)
-        ]  # fmt: skip
-        history.append(best)
-    if best[-1][0] == float("inf"):
-        least = [a + b + c for a, b, c in zip(states, flying, peaks, strict=True)]
-        lacking = max(max(least) - max(capacity), state[-1] - sum(capacity), 1.0)
+def _balanced(chain: Chain, waiting: Sequence[int], capacity: Sequence[int]) -> list[int]:
+    """Contiguous shares of even time. Raises PlacementInfeasible."""
+    device = chain.balanced(waiting, capacity)
+    if device is None:
+        lacking = chain.lacking(waiting, capacity)
         raise PlacementInfeasible(
-            f"{devices} shares of the model lack at least {format_bytes(int(lacking))} on a device",
-            lacking_bytes=lacking,
+            f"{len(waiting)} shares of the model lack {format_bytes(lacking)} on a device", lacking_bytes=lacking
         )
-    device_of, end = [0] * len(atoms), len(atoms)
-    for device in range(devices - 1, -1, -1):
-        start = history[device][end][1]
-        device_of[start:end] = [device] * (end - start)
-        end = start
-    return [device_of[follows.get(index, index)] for index in range(len(atoms))]
+    return device
 
 
 def _check_room(stages: Sequence[Stage], capacity: Sequence[int], order: str, microbatches: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from hydra_tune.pipeline.balanced import Chain
 from hydra_tune.pipeline.prepare import LaidOut, lay_out
 from hydra_tune.shards.prepare import Prospect, examine
 from hydra_tune.training import Training
@@ -58,3 +59,13 @@ def test_where_the_last_micro_batch_goes_back_in_halves_even_devices_are_the_qui
     assert alone.stages == shared.stages
     assert shared.stages[1].later_seconds == pytest.approx(4 * 1.0 + 0.1)
     assert shared.stages[0].later_seconds == 0.0, "nobody waits for it"
+
+
+def test_what_lacks_is_what_each_device_would_have_to_have_more() -> None:
+    """Of k small atoms the first device holds 100 k + 10; the second holds 90 (5 - k) + 300, with the large one."""
+    chain = Chain([1.0] * 6, [80.0] * 5 + [280.0], [10.0] * 6, [10.0] * 6, range(6))
+    waiting = [2, 1]
+    assert chain.balanced(waiting, [480, 480]) == [0, 0, 0, 1, 1, 1], "even times"
+    assert chain.balanced(waiting, [410, 410]) == [0, 0, 0, 0, 1, 1], "what fits"
+    assert chain.balanced(waiting, [409, 409]) is None
+    assert chain.lacking(waiting, [300, 300]) == 110
