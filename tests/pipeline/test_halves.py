@@ -150,10 +150,8 @@ def test_layers_with_hooks_or_other_paddings_do_not_wait() -> None:
     assert not halves_of(nn.Sequential(Own(4, 4)), torch.randn(4, 4))[0].instead
 
 
-@pytest.mark.parametrize("roomy", [True, False])
-def test_the_last_micro_batch_of_a_step_is_in_halves_once_it_is_known_what_there_is_room_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roomy: bool
-) -> None:
+def watched(monkeypatch: pytest.MonkeyPatch, kept: int) -> list[bool]:
+    """Fills up with whether layers wait, each time that some could; they keep so many bytes by their own account."""
     waiting: list[bool] = []
 
     class Watched(Halves):
@@ -161,9 +159,17 @@ def test_the_last_micro_batch_of_a_step_is_in_halves_once_it_is_known_what_there
             super().__init__(layers, waits=waits)
             if layers:
                 waiting.append(waits)
-                self.bytes = 0 if roomy else 1 << 40
+                self.bytes = kept
 
     monkeypatch.setattr(part, "Halves", Watched)
+    return waiting
+
+
+@pytest.mark.parametrize("roomy", [True, False])
+def test_the_last_micro_batch_of_a_step_is_in_halves_once_it_is_known_what_there_is_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roomy: bool
+) -> None:
+    waiting = watched(monkeypatch, 0 if roomy else 1 << 40)
     run, trial = check_net("mlp", tmp_path, microbatches=2, placer="balanced")
     kinds = [kind for kind, worker in run.ran if worker == 2 and kind in ("forward", "weights", "step")]
     steps = kinds.count("step")
@@ -206,15 +212,7 @@ def test_where_other_trials_fill_the_gap_nothing_goes_back_in_halves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the first batch without them only shows what would be kept, as the first steps do else."""
-    waiting: list[bool] = []
-
-    class Watched(Halves):
-        def __init__(self, layers: Any, *, waits: bool) -> None:
-            super().__init__(layers, waits=waits)
-            if layers:
-                waiting.append(waits)
-
-    monkeypatch.setattr(part, "Halves", Watched)
+    waiting = watched(monkeypatch, 0)
     run = Here(candidate(**net("mlp")), tmp_path, 2)
     company = itertools.chain([1] * (part.MEASURED_STEPS + 1), itertools.repeat(0))
     run.engine.load = lambda _attempt: Load(idle=0, waiting=0, others=next(company))  # type: ignore[method-assign]
