@@ -11,7 +11,6 @@ device's memory is the worker's own, and the same calls read and write the files
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -80,7 +79,10 @@ class DeviceMemory:
         self._staging = accelerator.Staging(device)
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
-        self._wanted: queue.SimpleQueue[list[tuple[SpillFiles, str, float]] | None] = queue.SimpleQueue()
+        self._wanted: list[tuple[SpillFiles, str, float]] = []
+        """What the transfer thread is to bring in next."""
+        self._wishes = threading.Condition(self._lock)
+        self._closing = False
         self._thread: threading.Thread | None = None
         if prefetch:
             self._thread = threading.Thread(target=self._bring_in, name="hydra-transfer", daemon=True)
@@ -89,7 +91,9 @@ class DeviceMemory:
     def close(self) -> None:
         """Stop the transfer thread."""
         if self._thread is not None:
-            self._wanted.put(None)
+            with self._lock:
+                self._closing = True
+                self._wishes.notify()
             self._thread.join()
 
     def limit(self, size: int) -> None:
@@ -209,25 +213,35 @@ class DeviceMemory:
     # For the step after it
 
     def prefetch(self, wanted: Iterable[tuple[SpillFiles, str, float]]) -> None:
-        """Bring these blocks in, in the background, as far as there is room."""
+        """Bring these blocks in, in the background, as far as there is room, instead of what was wanted before.
+
+        What is left of an earlier wish is for a step that has begun: it takes its blocks itself, and bringing one in
+        after that would cost one that is still to be used its place.
+        """
         if self._thread is not None:
-            self._wanted.put(list(wanted))
+            with self._lock:
+                self._wanted = list(wanted)
+                self._wishes.notify()
 
     def _bring_in(self) -> None:
-        while (wanted := self._wanted.get()) is not None:
-            for files, key, due in wanted:
-                with self._lock:
-                    if not self._is_worth_it(files, key, due):
-                        continue
-                    try:
-                        block = self._place_for(files, key, due)
-                        self._read(block)
-                    except Exception as error:  # noqa: BLE001 - this thread serves all trials of the worker
-                        # The step that needs the block reads it itself, and fails where there is a reason to.
-                        logger.debug("block %s is not brought in: %s", key, error)
-                        break
-                    block.pins -= 1
-                    self._news.notify_all()
+        with self._lock:
+            while not self._closing:
+                if not self._wanted:
+                    self._wishes.wait()
+                    continue
+                files, key, due = self._wanted.pop(0)
+                if not self._is_worth_it(files, key, due):
+                    continue
+                try:
+                    block = self._place_for(files, key, due)
+                    self._read(block)
+                except Exception as error:  # noqa: BLE001 - this thread serves all trials of the worker
+                    # The step that needs the block reads it itself, and fails where there is a reason to.
+                    logger.debug("block %s is not brought in: %s", key, error)
+                    self._wanted.clear()
+                    continue
+                block.pins -= 1
+                self._news.notify_all()
 
     def _is_worth_it(self, files: SpillFiles, key: str, due: float) -> bool:
         """Whether a block is not here, and brings nothing out that is due sooner."""
