@@ -37,6 +37,8 @@ class AttemptRun(PlannedRun):
     runner: TrialRunner
     info: TrialInfo
     judged: list[tuple[float, ...]] = field(default_factory=list)
+    _third: int | None = None
+    """Where it stands among all that have reported at its last epoch."""
     _saved: float = field(default_factory=time.monotonic)
     _save_seconds: float = 0.0
 
@@ -54,7 +56,7 @@ class AttemptRun(PlannedRun):
             return None
         per_epoch = progress.batches * progress.seconds / progress.batches_done
         epoch = progress.epoch + progress.batch / progress.batches
-        return expected_remaining(per_epoch, epoch, self.blueprint.epochs, self.runner.survival)
+        return expected_remaining(per_epoch, epoch, self.blueprint.epochs, self.runner.survival, self._third)
 
     def planned(self, strategy: str, shards: int, plan: dict[str, Any] | None = None) -> None:
         facts = self.runner.facts[self.number]
@@ -64,6 +66,7 @@ class AttemptRun(PlannedRun):
 
     async def bring(self, *, apart: bool, anew: bool) -> None:
         self.judged.clear()
+        self._third = None
         self.candidacy = await self.runner.bring(self, apart=apart, anew=anew)
 
     async def admit(self, choice: Choice) -> None:
@@ -131,9 +134,10 @@ class AttemptRun(PlannedRun):
 
     async def report(self, epoch: int, metrics: dict[str, float]) -> None:
         pruned = await self._record(epoch, metrics)
-        self.runner.survival.reported(epoch)
+        survival = self.runner.survival
+        survival.reported(epoch, self._third, pruned=pruned)
+        self._third = survival.place(epoch, self.judged[-1][0])
         if pruned:
-            self.runner.survival.pruned(epoch)
             raise Pruned
 
     async def restored(self, history: list[dict[str, float]], notes: tuple[str, ...]) -> None:
@@ -143,6 +147,7 @@ class AttemptRun(PlannedRun):
             study.post(study.study.event, self.number, "checkpoint", note)
         for epoch, metrics in enumerate(history):
             await self._record(epoch, metrics)
+            self._third = self.runner.survival.place(epoch, self.judged[-1][0])
 
     async def _record(self, epoch: int, metrics: dict[str, float]) -> bool:
         self.judged.append(tuple(metrics[name] for name in self.runner.settings.metrics))

@@ -128,7 +128,9 @@ class TrialRunner:
 
     def __post_init__(self) -> None:
         self.deadlines = Deadlines(self.settings.deadline)
-        self.survival = Survival(pruner=self.settings.pruner not in (None, "none"))
+        self.survival = Survival(
+            pruner=self.settings.pruner not in (None, "none"), maximize=self.settings.directions[0] == "maximize"
+        )
 
     async def run(self, asked: Asked) -> Ended | None:
         """Run one trial to its end; None when it was interrupted. Never raises for what user code does."""

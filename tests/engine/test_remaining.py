@@ -15,10 +15,8 @@ def studied(reports: dict[int, tuple[int, int]]) -> Survival:
     """What a study with a pruner has seen: for each epoch how many reported and how many of them were pruned."""
     survival = Survival(pruner=True)
     for epoch, (reported, pruned) in reports.items():
-        for _ in range(reported):
-            survival.reported(epoch)
-        for _ in range(pruned):
-            survival.pruned(epoch)
+        for number in range(reported):
+            survival.reported(epoch, pruned=number < pruned)
     return survival
 
 
@@ -51,6 +49,28 @@ def test_an_epoch_without_reports_is_taken_as_the_study_is_so_far() -> None:
 def test_a_trial_before_a_hard_rung_counts_less_than_one_that_has_passed_it() -> None:
     survival = studied({1: (100, 75), 2: (25, 0), 3: (25, 0)})
     assert expected_remaining(10.0, 1, 8, survival) < expected_remaining(10.0, 2, 8, survival)
+
+
+def test_a_trial_of_the_worst_third_counts_less_once_such_trials_were_pruned() -> None:
+    survival = Survival(pruner=True)
+    for _ in range(20):
+        for third in range(3):
+            survival.reported(1, third, pruned=third == 2)
+    best, middle, worst = (survival.probability(1, third) for third in range(3))
+    assert worst < 0.3 < 0.6 < survival.probability(1) < 0.9 < middle == best
+    assert expected_remaining(10.0, 1, 8, survival, 2) < 0.4 * expected_remaining(10.0, 1, 8, survival, 0)
+    assert survival.probability(5, 2) < survival.probability(5) < survival.probability(5, 0), "at other epochs too"
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_a_place_is_a_third_of_what_was_reported_at_the_epoch(maximize: bool) -> None:
+    survival = Survival(pruner=True, maximize=maximize)
+    assert [survival.place(0, value) for value in (5.0, 1.0, 4.0, 2.0, 3.0)] == [None] * 5, "few"
+    assert survival.place(0, 6.0) == (0 if maximize else 2)
+    assert survival.place(0, 0.0) == (2 if maximize else 0)
+    assert survival.place(0, 3.5) == 1
+    assert survival.place(1, 3.5) is None, "another epoch"
+    assert Survival(pruner=False).place(0, 1.0) is None
 
 
 @given(
