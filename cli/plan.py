@@ -35,12 +35,13 @@ def plan(
     take. Nothing is trained; what is measured is kept for the search."""
     from hydra_tune.errors import SpecError
     from hydra_tune.plan_search import plan_search
-    from hydra_tune.spec import read_spec
+    from hydra_tune.spec import read_spec, strategy_flag
 
     if trials < 1:
         raise SpecError(f"trials cannot be {trials}", "give how many candidates to look at, 1 or more")
     flags: dict[str, Any] = {
-        "storage": storage, "devices": devices, "device_memory": device_memory, "spill": spill, "strategy": strategy,
+        "storage": storage, "devices": devices, "device_memory": device_memory, "spill": spill,
+        "strategy": strategy_flag(strategy),
         "sampler": sampler, "seed": seed, "epochs": epochs, "data": data,
     }  # fmt: skip
     if not spec.endswith((".yaml", ".yml")):

@@ -25,7 +25,8 @@ def search(
     strategy: Annotated[
         str | None,
         typer.Option(
-            help="auto, any, search, whole, shard, pipeline, sparse, ist, elastic, or several to choose from."
+            help="auto, any, search, whole, shard, pipeline, sparse, ist, elastic, or several to choose from; "
+            "with options: '{name: pipeline, microbatches: 8}'."
         ),
     ] = None,
     sampler: Annotated[str | None, typer.Option(help="tpe, random, cmaes, gp, qmc, grid or nsgaii.")] = None,
@@ -49,11 +50,12 @@ def search(
     as_json: Json = False,
 ) -> int:
     """Run a search, or go on with one, and print what it found."""
-    from hydra_tune.spec import read_spec
+    from hydra_tune.spec import read_spec, strategy_flag
 
     flags: dict[str, Any] = {
         "trials": trials, "metric": _one_or_all(metric), "direction": _one_or_all(direction), "study": study,
-        "storage": storage, "devices": devices, "device_memory": device_memory, "spill": spill, "strategy": strategy,
+        "storage": storage, "devices": devices, "device_memory": device_memory, "spill": spill,
+        "strategy": strategy_flag(strategy),
         "sampler": sampler, "pruner": pruner, "seed": seed, "timeout": timeout, "resume": resume or None,
         "stop_at_timeout": stop_at_timeout or None, "concurrency": concurrency, "keep_weights": keep_weights,
         "checkpoint_seconds": checkpoint_seconds, "deadline": deadline,

@@ -64,6 +64,20 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
+def strategy_flag(text: str | None) -> Any:
+    """What a --strategy flag says: names, or, in braces or brackets, what a YAML file would have there."""
+    import yaml
+
+    if text is None or not text.lstrip().startswith(("{", "[")):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SpecError(
+            f"--strategy {quoted(text)} cannot be read", "write it as in YAML: '{name: pipeline, microbatches: 8}'"
+        ) from error
+
+
 def known_keys() -> tuple[str, ...]:
     """The keys of a YAML file: the arguments of `ht.search`, and what names the space."""
     from hydra_tune.coordinator import search
