@@ -55,11 +55,12 @@ def _show_study(opened: Any, study: str, as_json: bool) -> None:
 def _show_trial(opened: Any, study: str, trial: int, as_json: bool) -> None:
     from hydra_tune.cli.plans import print_plan
     from hydra_tune.cli.tables import plain, print_json
-    from hydra_tune.errors import InputError
+    from hydra_tune.errors import InputError, printable
     from hydra_tune.storage.queries import (
         study_summary,
         trial_attempts,
         trial_metrics,
+        trial_notes,
         trial_records,
         trial_units,
     )
@@ -72,13 +73,19 @@ def _show_trial(opened: Any, study: str, trial: int, as_json: bool) -> None:
     curves = trial_metrics(opened, study, trial)
     attempts = trial_attempts(opened, study, trial)
     units = trial_units(opened, study, trial)
+    notes = trial_notes(opened, study, trial)
     if as_json:
-        print_json({**plain(records[trial]), "metrics": curves, "attempts": attempts, "units": units})
+        events = [{"kind": kind, "message": message} for kind, message in notes]
+        print_json({
+            **plain(records[trial]), "metrics": curves, "attempts": attempts, "units": units, "events": events
+        })  # fmt: skip
         return
     print_trial(records[trial], summary.metrics)
     print_plan(records[trial].strategy, records[trial].plan)
     _print_curves(curves)
     _print_units(units)
+    for kind, message in notes:
+        typer.echo(printable(f"{kind}: {message}"))
     _print_attempts(attempts)
 
 

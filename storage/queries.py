@@ -35,6 +35,7 @@ from hydra_tune.storage.optuna_storage import HydraStorage
 from hydra_tune.storage.rows import StudyRow, load_study
 from hydra_tune.storage.tables import (
     HYDRA_ATTEMPTS,
+    HYDRA_EVENTS,
     HYDRA_METRICS,
     HYDRA_STUDIES,
     HYDRA_TRIALS,
@@ -177,6 +178,12 @@ def trial_metrics(storage: HydraStorage, name: str, number: int) -> dict[int, di
     for row in sorted(rows, key=lambda row: (row.epoch, row.name)):
         epochs[row.epoch][row.name] = float(row.special) if row.special else row.value
     return dict(epochs)
+
+
+def trial_notes(storage: HydraStorage, name: str, number: int) -> list[tuple[str, str]]:
+    """What happened to a trial on the way: a kind and a message each, in order."""
+    rows = _rows(storage, HYDRA_EVENTS, find_study(storage, name), number)
+    return [(row.kind, row.message) for row in sorted(rows, key=lambda row: row.event_id)]
 
 
 def trial_units(storage: HydraStorage, name: str, number: int | None = None) -> list[UnitRecord]:

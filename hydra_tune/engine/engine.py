@@ -102,6 +102,11 @@ class Engine:
         finally:
             self._reaper.close()
 
+    @property
+    def in_stages(self) -> bool:
+        """Whether its policy is for trials whose every unit has its worker."""
+        return self._ready.policy.in_stages
+
     async def run(self, unit: Unit) -> UnitResult:
         """Run `unit` on the first worker that may take it. Raises UnitFailed or WorkerLost."""
         job = self._job(unit)
@@ -340,7 +345,7 @@ class Engine:
             for worker in list(self._workers.values()):
                 if len(worker.jobs) == depth:
                     self._hand_out(worker)
-        if self._ready.policy.in_stages:
+        if self.in_stages:
             for worker in list(self._workers.values()):
                 self._hand_out_ahead(worker)
 
@@ -406,7 +411,7 @@ class Engine:
             blocks = worker.room_beside(unit.attempt)
             if unit.memory is not None and not unit.memory.spills:
                 blocks -= unit.memory.needs
-        order = self._ready.order(self._as_ready(job)) if self._ready.policy.in_stages else ()
+        order = self._ready.order(self._as_ready(job)) if self.in_stages else ()
         return messages.Run(job.id, unit.attempt, unit.work, unit.args, seat, blocks, order)
 
     def _next_for(self, worker: WorkerState) -> Job | None:

@@ -27,7 +27,9 @@ import torch
 from hydra_tune.errors import HydraTuneError
 
 KEPT_FREE = 0.05
-"""This share of every place but the last stays free."""
+"""This share of every place stays free."""
+LAST_KEPT_FREE = 64 * 2**20
+"""Bytes of the last place that stay free, if that is less: database and checkpoints are often on the same disk."""
 MEMORY_KEPT = 0.1
 """This share of the machine's memory stays available: what lies on a tmpfs takes it from everybody."""
 _INDEX = "index.json"
@@ -67,7 +69,8 @@ class SpillFiles:
     """
 
     def __init__(self, places: Sequence[Path], name: str) -> None:
-        self.places = [Path(place) / name for place in places]
+        self._places = [Path(place) for place in places]
+        self.places = [place / name for place in self._places]
         self.written_bytes = 0
         self.read_bytes = 0
         self._descriptors: dict[str, int] = {}
@@ -160,7 +163,7 @@ class SpillFiles:
         """From here on, what has been written so far is the trial's state."""
         merged: dict[str, Stored | None] = {**self._committed, **self._working}
         blocks = {key: stored for key, stored in merged.items() if stored is not None}
-        self.places[0].mkdir(parents=True, exist_ok=True)
+        self._make_directory(self.places[0])
         unfinished = self.places[0] / (_INDEX + ".tmp")
         index = json.dumps({"blocks": {k: asdict(s) for k, s in blocks.items()}, "notes": notes})
         try:
@@ -200,14 +203,17 @@ class SpillFiles:
         """Delete everything: the trial has ended."""
         self.close()
         for place in self.places:
-            shutil.rmtree(place, ignore_errors=True)
+            remove_directory(place)
 
     def _in_order(self, before: Stored | None, size: int) -> list[int]:
-        """The places to try: where the block is already, else those with room, the last one in any case."""
-        if before is not None:
-            return [before.place, *(p for p in range(len(self.places)) if p != before.place)]
-        roomy = [place for place in range(len(self.places) - 1) if _has_room(self.places[place].parent, size)]
-        return [*roomy, len(self.places) - 1]
+        """The places to try: where the block is already, then those with room."""
+        last = len(self.places) - 1
+        roomy = [
+            place for place, directory in enumerate(self._places) if _has_room(directory, size, last=place == last)
+        ]
+        if before is None:
+            return roomy
+        return [before.place, *(place for place in roomy if place != before.place)]
 
     def _put(self, path: Path, content: memoryview) -> None:
         descriptor = self._open(path)
@@ -222,13 +228,19 @@ class SpillFiles:
             descriptor = self._descriptors.pop(name, None)
             if descriptor is None:
                 if make:
-                    path.parent.mkdir(parents=True, exist_ok=True)
+                    self._make_directory(path.parent)
                 descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0), 0o600)
             self._descriptors[name] = descriptor
             if len(self._descriptors) > MOST_OPEN:
                 # Two threads use one each: what was used longest ago is in nobody's hands.
                 os.close(self._descriptors.pop(next(iter(self._descriptors))))
             return descriptor
+
+    def _make_directory(self, directory: Path) -> None:
+        """Raises FileNotFoundError where the trial has been removed: whoever writes late leaves nothing behind."""
+        if self._committed and not self.places[0].is_dir():
+            raise FileNotFoundError(errno.ENOENT, "the trial has ended", str(directory))
+        directory.mkdir(parents=True, exist_ok=True)
 
     def close(self) -> None:
         """Close the files; they stay."""
@@ -261,6 +273,16 @@ def lying(places: Sequence[Path]) -> dict[int, Lying]:
             host, disk = (size, 0) if in_memory(place) else (0, size)
             found[int(match[1])] = Lying(before.host + host, before.disk + disk)
     return found
+
+
+def remove_directory(directory: Path) -> None:
+    """Delete a directory in which others may still make files: under another name they no longer find it."""
+    gone = directory.with_name(f"{directory.name}.gone")
+    try:
+        directory.rename(gone)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _names_in(place: Path) -> list[str]:
@@ -304,12 +326,16 @@ def _close_all(descriptors: dict[str, int]) -> None:
         os.close(descriptors.popitem()[1])
 
 
-def _has_room(place: Path, size: int) -> bool:
-    """Whether a place may take so many bytes more: each has a budget, and on a tmpfs the machine's memory has one."""
+def _has_room(place: Path, size: int, *, last: bool) -> bool:
+    """Whether a place may take so many bytes more: each has a budget, and on a tmpfs the machine's memory has one.
+
+    The last place is filled further: there is nowhere else to go.
+    """
     facts = os.statvfs(place)
-    if facts.f_bavail * facts.f_frsize - size < facts.f_blocks * facts.f_frsize * KEPT_FREE:
+    keep = facts.f_blocks * facts.f_frsize * KEPT_FREE
+    if facts.f_bavail * facts.f_frsize - size < (min(keep, LAST_KEPT_FREE) if last else keep):
         return False
-    if not in_memory(place):
+    if last or not in_memory(place):
         return True
     available, whole = memory()
     return available - size >= whole * MEMORY_KEPT

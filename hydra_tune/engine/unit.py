@@ -110,6 +110,8 @@ class TrialEnded(Exception):
     """Raised by work to end its trial in a way that is no mistake of user code; `status` says which."""
 
     status = ""
+    facts: Any = None
+    """What the strategy that awaits the unit should know besides, as plain data."""
 
 
 @dataclass(frozen=True)
@@ -124,18 +126,20 @@ class Failure:
     """What it makes of the trial, where the exception says so itself."""
     ours: bool = False
     """Whether the message says all there is to say, without a class name and a traceback."""
+    facts: Any = None
+    """Those of a `TrialEnded`."""
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         kind = type(error).__name__
-        status = error.status if isinstance(error, TrialEnded) else ""
+        status, facts = (error.status, error.facts) if isinstance(error, TrialEnded) else ("", None)
         if kind == "OutOfMemoryError" and type(error).__module__.startswith("torch"):
             status = "OUT_OF_MEMORY"
         try:
             message, text = str(error) or kind, "".join(traceback.format_exception(error))
         except Exception as broken:  # noqa: BLE001 - even an exception's own text is user code
             message, text = f"{kind} (its message cannot be shown: {type(broken).__name__})", ""
-        return cls(kind, message, text, status, isinstance(error, TrialEnded | HydraTuneError))
+        return cls(kind, message, text, status, isinstance(error, TrialEnded | HydraTuneError), facts)
 
 
 class UnitFailed(Exception):

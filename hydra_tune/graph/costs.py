@@ -95,6 +95,30 @@ def from_json(text: str) -> tuple[NodeCost, ...]:
         raise ValueError(f"these are no costs of nodes: {error}") from error
 
 
+_OF_A_BATCH = ("activation_bytes", "forward_peak_bytes", "backward_peak_bytes", "boundary_bytes")
+"""What depends on the shape of the batch."""
+
+
+def covering(one: NodeCost, other: NodeCost) -> NodeCost:
+    """A node's cost for whichever of two batches takes more."""
+    sizes, others = ([getattr(cost, name) for name in _OF_A_BATCH] for cost in (one, other))
+    if all(a <= b for a, b in zip(sizes, others, strict=True)):
+        return other
+    if all(a >= b for a, b in zip(sizes, others, strict=True)):
+        return one
+    most = {name: max(a, b) for name, a, b in zip(_OF_A_BATCH, sizes, others, strict=True)}
+    peaks = [cost.stepless_peak_bytes for cost in (one, other) if cost.stepless_peak_bytes is not None]
+    # What came in and is saved comes off what a shard takes: the less of it, the more that is.
+    least = min(one.saved_input_bytes, other.saved_input_bytes)
+    return dataclasses.replace(one, saved_input_bytes=least, stepless_peak_bytes=max(peaks, default=None), **most)
+
+
+def judging(one: NodeCost, other: NodeCost) -> NodeCost:
+    """A node's cost that covers the evaluation of another batch, which keeps nothing for a backward."""
+    names = ("forward_peak_bytes", "boundary_bytes")
+    return dataclasses.replace(one, **{name: max(getattr(one, name), getattr(other, name)) for name in names})
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardCost:
     """What the nodes `start` to `stop` (exclusive) take as one shard."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,16 +56,19 @@ class Profile:
 
 def profile(
     model: nn.Module, captured: Captured, inputs: Sequence[Any], loss: Callable[[Any], torch.Tensor],
-    optimizer: PilotOptimizer,
-    preferred: Sequence[str] = (),
+    optimizer: PilotOptimizer, preferred: Sequence[str] = (), timed_in: AbstractContextManager[Any] | None = None,
 ) -> Profile:  # fmt: skip
-    """Measure every node; `inputs` are the program's, `loss` takes the model's output."""
+    """Measure every node; `inputs` are the program's, `loss` takes the model's output.
+
+    What is timed is timed in `timed_in`, where that is given.
+    """
     pilot = _Pilot(model, captured, loss, optimizer)
     with _gradients_aside(model):
         with untouched(model):
             model.train()
             counted = pilot.run(inputs, counting=True)
-        timed = _timed(pilot, inputs, counted)
+        with timed_in or nullcontext():
+            timed = _timed(pilot, inputs, counted)
         pilot.prepare_others()
     owners = _owners(captured.nodes)
     sizes = {name: aligned(p.numel() * p.element_size()) for name, p in model.named_parameters()}
@@ -95,7 +98,7 @@ def profile(
             )
         )  # fmt: skip
     return Profile(
-        tuple(nodes), pilot.state, frozenset(pilot.mutated_in), _bytes_of(inputs), pilot.value_bytes, pilot.draws,
+        tuple(nodes), pilot.state, frozenset(pilot.mutated_in), bytes_of(inputs), pilot.value_bytes, pilot.draws,
         bool(pilot.changed_buffers), frozenset(pilot.in_place),
     )  # fmt: skip
 
@@ -150,7 +153,8 @@ def _state_bytes(state: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> in
     return sum(aligned(dtype.itemsize * torch.Size(shape).numel()) for dtype, shape in state.values())
 
 
-def _bytes_of(tree: Any) -> int:
+def bytes_of(tree: Any) -> int:
+    """What all tensors of a tree take."""
     return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
@@ -223,8 +227,8 @@ class _Pilot:
         facts.forward_seconds = work_seconds() - clock
         after = {value: entered[value] for value in self.program.crossing(node.stop)}
         facts.activation_bytes, facts.saved_input_bytes = saved.total, saved.total - saved.made
-        facts.boundary_bytes = _bytes_of(list(after.values()))
-        self.value_bytes |= {value: _bytes_of(tree) for value, tree in after.items()}
+        facts.boundary_bytes = bytes_of(list(after.values()))
+        self.value_bytes |= {value: bytes_of(tree) for value, tree in after.items()}
         facts.forward_peak_bytes = max(0, counter.peak - there - saved.made)
         for value, tensor, version in given:
             if tensor._version != version:

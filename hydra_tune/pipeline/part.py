@@ -82,6 +82,7 @@ class Part:
         self._lanes: dict[int, _InFlight] = {}
         self._ahead: _Made | None = None
         self._measured = 0
+        self._judged_epochs = 0
         self._waiting_bytes: int | None = None
         """What layers would keep, or keep, whose weights' gradients wait; None before a batch that could have any."""
         first = kit.program.value_of(0)
@@ -99,6 +100,10 @@ class Part:
     def counting(self) -> Any:
         """While active, tensors are counted, in the first steps."""
         return self.tensors if self._measured < MEASURED_STEPS else _Nothing()
+
+    def counting_judged(self, lane: int) -> Any:
+        """The same in the first batches that are judged: those of the first epoch, in the first lane."""
+        return self.tensors if self._judged_epochs == 0 and lane == 0 else _Nothing()
 
     # The batch
 
@@ -276,6 +281,7 @@ class Part:
     def end_epoch(self, loss: float) -> None:
         """The epoch was judged by this loss."""
         self._lanes.clear()
+        self._judged_epochs += 1
         self.share.end_epoch(loss)
 
     # Values

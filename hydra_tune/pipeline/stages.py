@@ -50,6 +50,8 @@ class Stage:
     None where its device has other stages, which would wait for those in turn."""
     later_seconds: float = 0.0
     """What these gradients take of its backward."""
+    judged_bytes: int = 0
+    """What its forward takes for a moment in evaluation, where nothing is kept, for the rows of one micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -161,9 +163,19 @@ def stages_of(captured: Captured, profile: Profile, atoms: Sequence[Atom], devic
                 later=tuple(node.layer for node, _ in later if node.layer is not None),
                 # Of a layer's backward one product is for its input and one, as large, for its weights.
                 later_seconds=sum(cost.backward_seconds for _, cost in later) / 2,
+                judged_bytes=_judged([cost for _, cost in own])
+                + sum(profile.value_bytes.get(value, 0) for value in takes[index]),
             )
         )  # fmt: skip
     return tuple(stages)
+
+
+def _judged(costs: Sequence[NodeCost]) -> int:
+    """The most that any of these nodes takes with what goes in, what comes out, and what it takes for a moment."""
+    into = [0, *(cost.boundary_bytes for cost in costs)]
+    return max(
+        (a + cost.boundary_bytes + cost.forward_peak_bytes for a, cost in zip(into, costs, strict=False)), default=0
+    )
 
 
 def _pieces(captured: Captured, profile: Profile) -> list[list[int]]:

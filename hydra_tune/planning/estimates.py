@@ -182,8 +182,9 @@ def pipeline(staged: StagedCosts, epoch: Epoch, pool: Pool, *, fetch_seconds: fl
     return Estimate(
         strategy="pipeline", seconds=seconds, work=epoch.batches * (staged.busy_seconds + fetch_seconds) + forward,
         batch_seconds=batch, device_bytes=staged.device_bytes, held_bytes=staged.device_bytes,
-        host_bytes=pool.devices * staged.device_bytes if pool.cpu else 0, devices=pool.devices, parts=staged.stages,
-        moved_bytes=epoch.batches * sent,
+        # What is handed over lies in the host's memory, a place for each value of each micro-batch.
+        host_bytes=sent + (pool.devices * staged.device_bytes if pool.cpu else 0), devices=pool.devices,
+        parts=staged.stages, moved_bytes=epoch.batches * sent,
     )  # fmt: skip
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from hydra_tune.batches import some_rows
 from hydra_tune.builds import Prepared
+from hydra_tune.candidate import Candidate
 from hydra_tune.graph.capture import Captured, capture
-from hydra_tune.graph.costs import ShardCost
+from hydra_tune.graph.costs import ShardCost, covering, judging
 from hydra_tune.graph.partition import partition
 from hydra_tune.graph.placement.crowding import company
 from hydra_tune.graph.profile import Profile, profile, tensors_of
@@ -25,8 +26,6 @@ from hydra_tune.shards.optimizers import OptimizerParts
 from hydra_tune.shards.plan import NOT_PRUNED, Pruned, make_plan
 from hydra_tune.shards.trial import Kit
 from hydra_tune.training import Training
-
-logger = logging.getLogger(__name__)
 
 SPILL_BYTES_PER_SECOND = 4e9
 """What copying to and from host memory reaches on common machines; it only weighs spilling against computing again."""
@@ -71,8 +70,6 @@ def examine(training: Training, profiles: Path, rows: int | None = None, beside:
     if found is None:
         captured = capture(model, pilot, [batch.inputs, *_smaller_batches(training), pilot])
         found = _measured(training, captured, parts, batch, profiles, beside)
-    if captured.whole_because:
-        logger.info("the model is not cut: %s", captured.whole_because)
     # Some optimizers make their state at once, for parameters too that are frozen.
     made = {names[id(parameter)]: tensors_of(kept) for parameter, kept in optimizer.state.items()}
     found = replace(found, state={**made, **found.state})
@@ -88,6 +85,19 @@ def examine_mixed(prospect: Prospect, training: Training, profiles: Path, rows: 
     if found is None:
         found = _measured(training, captured, prospect.parts, batch, profiles)
     return replace(prospect, captured=captured, profile=found)
+
+
+def examine_again(prospect: Prospect, candidate: Candidate, inputs: Any, targets: Any, *, judged: bool) -> Prospect:
+    """The costs of a candidate that cover one more batch, which took more than the first one: in training, or judged.
+
+    The model has to have its weights.
+    """
+    batch = _Batch(inputs, targets, 0)
+    found = _profiled(candidate, prospect.captured, prospect.parts, batch)
+    cover = judging if judged else covering
+    nodes = tuple(cover(one, other) for one, other in zip(prospect.profile.nodes, found.nodes, strict=True))
+    most = max(prospect.profile.input_bytes, found.input_bytes)
+    return replace(prospect, profile=replace(prospect.profile, nodes=nodes, input_bytes=most))
 
 
 @dataclass(frozen=True)
@@ -120,18 +130,31 @@ def _measured(
     training: Training, captured: Captured, parts: OptimizerParts, batch: _Batch, profiles: Path, beside: int = 0
 ) -> Profile:  # fmt: skip
     """Measure every node, and keep that for later trials."""
-    candidate = training.candidate
-    with company(beside) as there:
-        found = profile(
-            training.model, captured, captured.program.bind(batch.inputs),
-            lambda outputs: candidate.loss(outputs, batch.targets),
-            lambda name, parameter: parts.for_parameter(parameter, parts.pristine[parts.group_of[name]])
-            if name in parts.group_of else None,
-            candidate.split_points,
-        )  # fmt: skip
+    there = True
+
+    @contextmanager
+    def beside_others() -> Iterator[None]:
+        nonlocal there
+        with company(beside) as there:
+            yield
+
+    found = _profiled(training.candidate, captured, parts, batch, beside_others())
     if there:
         keep_profile(profiles, _key(training, captured, parts, batch, beside), found)
     return found
+
+
+def _profiled(
+    candidate: Candidate, captured: Captured, parts: OptimizerParts, batch: _Batch,
+    timed_in: AbstractContextManager[None] | None = None,
+) -> Profile:  # fmt: skip
+    return profile(
+        candidate.model, captured, captured.program.bind(batch.inputs),
+        lambda outputs: candidate.loss(outputs, batch.targets),
+        lambda name, parameter: parts.for_parameter(parameter, parts.pristine[parts.group_of[name]])
+        if name in parts.group_of else None,
+        candidate.split_points, timed_in,
+    )  # fmt: skip
 
 
 def _smaller_batches(training: Training) -> list[Any]:
@@ -158,16 +181,16 @@ def make_kit(
 def recompute(costs: Sequence[ShardCost], budget: int) -> frozenset[int]:
     """The shards whose forward is quicker to run again than its activations are to write and read.
 
-    Where all activations stay on the device beside the largest shard there is nothing to write.
+    Those that stay on the device beside the largest shard cost nothing: the last shards', which are needed first.
     """
-    *before, _last = costs
-    if sum(cost.activation_bytes for cost in before) + max(cost.device_bytes for cost in costs) <= budget:
-        return frozenset()
-    return frozenset(
-        index
-        for index, cost in enumerate(before)
-        if cost.forward_seconds < 2 * cost.activation_bytes / SPILL_BYTES_PER_SECOND
-    )
+    room = budget * (1 - TRANSFER_SHARE) - max(cost.device_bytes for cost in costs)
+    again = set()
+    for index, cost in reversed(list(enumerate(costs[:-1]))):
+        if cost.activation_bytes <= room:
+            room -= cost.activation_bytes
+        elif cost.forward_seconds < 2 * cost.activation_bytes / SPILL_BYTES_PER_SECOND:
+            again.add(index)
+    return frozenset(again)
 
 
 def hollow(model: nn.Module) -> None:

@@ -96,6 +96,8 @@ class ShardRunner:
         self.version = 0
         self.batch_base = 0
         """Steps in earlier batches: dues count on over batches."""
+        self.scale = 1.0
+        """How many times the batch that runs is the one that the shards were measured by, if it is larger."""
         self._graphs: dict[int, _Graph] = {}
         self._random: dict[int, RandomState] = {}
         self._parameters = dict(model.named_parameters())
@@ -212,9 +214,13 @@ class ShardRunner:
             self._parameters[name].grad = views[name]
         return {name: views[name] for name in pruned}
 
+    def forward_reserve(self, shard: Shard) -> int:
+        """What a forward takes for a moment."""
+        return int(self.scale * shard.cost.forward_working_bytes)
+
     def backward_reserve(self, shard: Shard) -> int:
         """What a backward allocates besides blocks; gradients too, where each is used up as soon as it is there."""
-        transient = max(shard.cost.forward_working_bytes, shard.cost.backward_working_bytes)
+        transient = int(self.scale * max(shard.cost.forward_working_bytes, shard.cost.backward_working_bytes))
         return transient + (0 if self.plan.deferred else self.largest_parameter(shard))
 
     def step_reserve(self, shard: Shard) -> int:
@@ -231,7 +237,7 @@ class ShardRunner:
 
     def forward(self, shard: Shard, keep_graph: bool) -> None:
         """The shard's forward in training; its values for later shards are kept, and its graph if asked for."""
-        with self.step(shard, shard.index, shard.cost.forward_working_bytes) as step:
+        with self.step(shard, shard.index, self.forward_reserve(shard)) as step:
             before = self._buffer_versions(shard)
             earlier: torch.Tensor | None = None
             if not keep_graph:
@@ -384,7 +390,7 @@ class ShardRunner:
 
     def evaluate(self, shard: Shard, judge: Callable[[Any, Any], None]) -> None:
         """The shard's forward in evaluation mode; the last one's outputs and the targets go to `judge`."""
-        with self.step(shard, shard.index, shard.cost.forward_working_bytes) as step, torch.no_grad():
+        with self.step(shard, shard.index, self.forward_reserve(shard)) as step, torch.no_grad():
             values = {value: self._entered(step, value, None) for value in shard.takes}
             before = self._buffer_versions(shard)
             if shard.index + 1 < len(self.plan.shards):

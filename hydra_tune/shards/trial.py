@@ -20,6 +20,7 @@ from hydra_tune.candidate import Candidate, Dataset
 from hydra_tune.engine.device_memory import DeviceMemory
 from hydra_tune.engine.spill import SpillFiles
 from hydra_tune.engine.unit import StepRecord
+from hydra_tune.graph.profile import bytes_of
 from hydra_tune.graph.program import Program, program_inputs
 from hydra_tune.seeds import RandomState
 from hydra_tune.shards.logbook import Logbook
@@ -52,6 +53,15 @@ class Kit:
     """Whether training pauses between steps only: there is no place for gradients that wait for one."""
 
 
+@dataclass(frozen=True)
+class At:
+    """Which batch a trial is at: of its training data, or of its validation data."""
+
+    epoch: int
+    batch: int
+    judging: bool = False
+
+
 class ShardedTrial:
     """One trial in one worker."""
 
@@ -67,6 +77,7 @@ class ShardedTrial:
         self.records: list[StepRecord] = []
         self.on_step: Callable[[], None] = lambda: None
         """Called after each step: a sign of life."""
+        self.at = At(0, 0)
         self.committed = True
         """Whether all that was trained is committed; else it is here only."""
         self._trained_since = 0.0
@@ -158,10 +169,12 @@ class ShardedTrial:
 
     def _fetch(self, batches: Batches, epoch: int, position: int) -> None:
         """Make a batch, and keep its inputs and targets as values."""
+        self.at = At(epoch, position, judging=batches is self.valid)
         inputs, targets = move(batches.fetch(epoch, position), self.memory.device)
         self.kit.program.check(program_inputs(inputs))
-        due = self.runner.due("x/", 0)
-        for value, tree in enumerate(self.kit.program.bind(inputs)):
+        due, bound = self.runner.due("x/", 0), self.kit.program.bind(inputs)
+        self.runner.scale = max(1.0, bytes_of(bound) / max(1, self.kit.plan.shards[0].cost.in_bytes))
+        for value, tree in enumerate(bound):
             self.runner.values.put(value, tree, due)
         self.runner.values.put(TARGETS, targets, due)
 

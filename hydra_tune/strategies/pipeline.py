@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra_tune.engine.unit import Role, StepRecord, UnitResult
+from hydra_tune.engine.unit import Role, StepRecord, UnitFailed, UnitResult
 from hydra_tune.errors import SpecError, nearest, quoted
 from hydra_tune.pipeline.kit import Fetched, Judged, Random, Sent
 from hydra_tune.pipeline.microbatches import bounds
@@ -70,12 +70,15 @@ class Pipeline(Strategy):
 
     async def train(self, run: TrialRun) -> None:
         devices = range(len(run.engine.devices))
-        # Of two trials at once one goes each way, so that what the stages' times differ by evens out.
-        with self.seats.taken(1, 2) as (way,):
-            candidate = await InStages.laid_out(run, self, devices[::-1] if way else devices)
+        # Of two trials at once one goes each way, so that what the stages' times differ by evens out. Where devices
+        # take units in another order than forwards first, the two would meet head on.
+        with self.seats.taken(1, 2 if run.engine.in_stages else 1) as (way,):
+            candidate = await InStages.laid_out(run, self, [devices[::-1], devices] if way else [devices])
             await run.restored(candidate.history, candidate.staged.notes)
-            await train_epochs(run, candidate)
-            candidate.note_plan()
+            try:
+                await train_epochs(run, candidate)
+            finally:
+                candidate.note_plan()  # with what was measured, of a pruned or failed trial too
 
 
 @dataclass
@@ -100,19 +103,28 @@ class InStages(InTraining):
     """Of each device: its step after the last batch. The other devices need not wait for it."""
 
     @classmethod
-    async def laid_out(cls, run: TrialRun, strategy: Pipeline, devices: Sequence[int]) -> InStages:
-        """Lay out a candidate that waits in the builder, and bring its parts to the devices, in this order."""
+    async def laid_out(cls, run: TrialRun, strategy: Pipeline, ways: Sequence[Sequence[int]]) -> InStages:
+        """Lay out a candidate that waits in the builder, and bring its parts to the devices.
+
+        By the first of these orders of the devices in which it fits: they need not have the same memory.
+        """
         builder = run.candidacy.worker
         assert builder is not None
         started, room = run.engine.workers_of_all_devices(), run.room()
-        workers, capacity = [started[device] for device in devices], tuple(room[device] for device in devices)
         on_cores = all(device.torch_device == "cpu" for device in run.engine.devices)
-        wanted = Wanted(strategy.microbatches, strategy.placer, strategy.order, capacity, run.at_once, on_cores)
-        result = await run.unit(
-            "lay out", units.stage, run.attempt, run.number, run.seed, wanted, run.checkpoints, run.profiles,
-            role=Role.BUILDER, worker=builder,
-        )  # fmt: skip
-        found = cls(run, result.value, strategy.order, devices, workers, builder)
+        for devices in ways:
+            capacity = tuple(room[device] for device in devices)
+            wanted = Wanted(strategy.microbatches, strategy.placer, strategy.order, capacity, run.at_once, on_cores)
+            try:
+                result = await run.unit(
+                    "lay out", units.stage, run.attempt, run.number, run.seed, wanted, run.checkpoints, run.profiles,
+                    role=Role.BUILDER, worker=builder,
+                )  # fmt: skip
+                break
+            except UnitFailed as error:
+                if error.failure.status != "OUT_OF_MEMORY" or devices is ways[-1]:
+                    raise
+        found = cls(run, result.value, strategy.order, devices, [started[device] for device in devices], builder)
         await found.bring_in()
         return found
 

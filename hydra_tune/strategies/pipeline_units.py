@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 
 from hydra_tune.batches import Batches, call_model
 from hydra_tune.builds import Prepared, pack_here
-from hydra_tune.engine.spill import SpillFiles, write_whole
+from hydra_tune.engine.spill import SpillFiles, remove_directory, write_whole
 from hydra_tune.engine.transfer import unpack
 from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
@@ -91,7 +90,7 @@ class _Laid:
     def close(self) -> None:
         for files in self.files:
             files.remove()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_directory(self.directory)
 
     def state(self) -> dict[str, Any]:
         """The whole trial's state, as the devices wrote it last."""
@@ -288,7 +287,10 @@ def fetch_valid(context: WorkerContext, attempt: str, position: int, lane: int, 
 def judge(context: WorkerContext, attempt: str, stage: int, lane: int, arrived: Sent, random: Random) -> Judged:
     """A stage's forward in evaluation."""
     part: Part = context.resident[attempt]
-    return part.judge(part.kit.stages[stage], lane, arrived, random)
+    with part.counting_judged(lane):
+        judged = part.judge(part.kit.stages[stage], lane, arrived, random)
+    _note_peak(context, part)
+    return judged
 
 
 def end_epoch(context: WorkerContext, attempt: str, loss: float) -> None:

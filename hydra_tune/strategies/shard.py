@@ -22,9 +22,6 @@ from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, Saved, train
 from hydra_tune.strategies.shard_units import Cut, Done, Spilled
 from hydra_tune.training import Progress
 
-SMALLER = 0.75
-"""After a step that did not fit, a trial is cut for this share of the budget that it was cut for before."""
-LEAST_SHARE = 0.2
 UNKNOWN = -1
 """Instead of a number of commits: whoever takes the trial up looks at its files."""
 
@@ -53,6 +50,8 @@ class Shard(Strategy):
     async def train(self, run: TrialRun) -> None:
         candidate = await InShards.cut_for(run, self.double_buffering)
         candidate.note_plan()
+        if candidate.cut.whole_because:
+            run.note("shard", f"the model is one shard, as it cannot be cut: {candidate.cut.whole_because}")
         await run.restored(candidate.history, candidate.cut.notes)
         await train_epochs(run, candidate)
 
@@ -65,8 +64,6 @@ class InShards(InTraining):
     builder: int
     cut: Cut
     double_buffering: bool
-    share: float = 1.0
-    """Of the device's budget, for which it is cut."""
     commits: int = 0
     """How many times its state was committed: a worker that has seen fewer takes it up anew."""
     home: int | None = None
@@ -151,13 +148,11 @@ class InShards(InTraining):
                 return done
 
     async def _cut_smaller(self, error: UnitFailed) -> None:
-        """A step did not fit after all: cut the trial anew, for less than the device has."""
-        self.share *= SMALLER
-        if self.share < LEAST_SHARE:
-            raise error
-        self.cut = await self._in_builder("cut", shard_units.cut_again, self.share)
+        """A step did not fit after all: cut the trial anew, by what its batch takes. Raises where no cut fits."""
+        failure = error.failure
+        self.cut = await self._in_builder("cut", shard_units.cut_again, failure.facts, failure.message)
         self.commits = UNKNOWN
-        self.run.note("out of memory", f"{error.failure.message}; now in {self.cut.shards} shards")
+        self.run.note("out of memory", f"{failure.message}; now in {self.cut.shards} shards")
         self.note_plan()
 
     async def _in_builder(self, kind: str, work: Callable[..., Any], *args: Any) -> Any:

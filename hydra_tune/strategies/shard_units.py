@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hydra_tune.batches import Batches
 from hydra_tune.builds import Prepared, pack_here
+from hydra_tune.devices import format_bytes
 from hydra_tune.engine import accelerator
-from hydra_tune.engine.device_memory import DeviceMemory
+from hydra_tune.engine.device_memory import DeviceMemory, OutOfDeviceMemory
 from hydra_tune.engine.spill import SpillFiles, write_whole
 from hydra_tune.engine.transfer import unpack
 from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.errors import Infeasible
 from hydra_tune.graph.costs import ShardCost
+from hydra_tune.graph.partition import MIB
 from hydra_tune.shards.exchange import kept_weights, present_weights, put_together, take_apart
 from hydra_tune.shards.forms import Form
 from hydra_tune.shards.logbook import Logbook
-from hydra_tune.shards.prepare import Prospect, examine, hollow, make_kit
-from hydra_tune.shards.trial import Kit, ShardedTrial
+from hydra_tune.shards.prepare import Prospect, examine, examine_again, hollow, make_kit
+from hydra_tune.shards.trial import At, Kit, ShardedTrial
 from hydra_tune.strategies.epochs import Saved
 from hydra_tune.strategies.whole import restore, write_checkpoint
 from hydra_tune.training import Training, named_tensors
@@ -40,6 +45,8 @@ class Cut:
     name: str = ""
     kit: str = ""
     """The file with what workers need."""
+    whole_because: str = ""
+    """Why it cannot be cut, where it cannot."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,20 @@ class Done:
     written_bytes: int
 
 
+class NoRoom(TrialEnded):
+    """A step of this batch did not fit its device."""
+
+    status = "OUT_OF_MEMORY"
+
+    def __init__(self, message: str, at: At) -> None:
+        super().__init__(message)
+        self.facts = at
+
+
 BUDGET_AFTER_OOM = 0.85
+SMALLER = 0.75
+"""Where measuring the batch that did not fit does not change the cut, it is made for this share of the budget."""
+LEAST_SHARE = 0.2
 
 
 # In the builder
@@ -83,6 +103,8 @@ class Cuttable:
     shapes: dict[str, torch.Tensor]
     """Every parameter and buffer, without contents."""
     form: Form
+    share: float = field(default=1.0, kw_only=True)
+    """Of the budget, for which it is cut."""
 
     def close(self) -> None:
         self.files.remove()
@@ -91,6 +113,38 @@ class Cuttable:
         """Of the last commit, in blocks."""
         self.files.reload()
         return put_together(self.files, self.kit.plan, self.kit.parts, self.data)
+
+    def measure(self, at: At, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Let the costs cover this batch too; `tensors` are the trial's weights and buffers."""
+        if type(self.form) is not Form:
+            return  # of a network that is pruned, or to be, what is computed with is not what is in the blocks
+        kit = self.kit
+        data = kit.valid if at.judging else kit.train
+        assert data is not None
+        inputs, targets = Batches(kit.candidate, data, training=not at.judging, seed=kit.seed).fetch(at.epoch, at.batch)
+        for name, tensor in named_tensors(kit.candidate.model).items():
+            tensor.data = tensors[name]
+        try:
+            self.prospect = examine_again(self.prospect, kit.candidate, inputs, targets, judged=at.judging)
+        finally:
+            hollow(kit.candidate.model)
+
+    def smaller_shards(self, failure: str) -> tuple[ShardCost, ...]:
+        """Another cut than the present one. Raises TooLarge where there is none that fits, which `failure` led to."""
+        before = [(shard.cost.start, shard.cost.stop) for shard in self.kit.plan.shards]
+        while self.share >= LEAST_SHARE:
+            try:
+                costs = self.prospect.shards(int(self.budget * self.share))
+            except Infeasible as error:
+                enough = math.ceil(error.smallest_budget / self.share / MIB)
+                raise TooLarge(
+                    f"{failure}, and in the smallest shards node {error.node!r} takes "
+                    f"{format_bytes(error.needed_bytes)} for that batch (give a device_memory of {enough}MiB or more)"
+                ) from error
+            if [(cost.start, cost.stop) for cost in costs] != before:
+                return costs
+            self.share *= SMALLER
+        raise TooLarge(f"{failure}, and smaller shards were no help (give more device_memory)")
 
 
 def cut(
@@ -101,7 +155,8 @@ def cut(
     training = Training(prepared.candidate, prepared.train, prepared.valid, seed, torch.device("cpu"))
     loaded = restore(training, checkpoints)
     prospect = examine(training, profiles)
-    return cut_up(context, attempt, number, prospect, prepared, training.state(), seed, budget, Form(), loaded.notes)
+    made = cut_up(context, attempt, number, prospect, prepared, training.state(), seed, budget, Form(), loaded.notes)
+    return replace(made, whole_because=prospect.captured.whole_because or "")
 
 
 def cut_up(
@@ -122,11 +177,12 @@ def cut_up(
     return _described(context, files, kit, state["history"], notes)
 
 
-def cut_again(context: WorkerContext, attempt: str, share: float) -> Cut:
-    """Cut a trial anew, from its last commit, for a share of the budget."""
+def cut_again(context: WorkerContext, attempt: str, at: At, failure: str) -> Cut:
+    """Cut a trial anew, from its last commit, by what the batch takes for which there was no room."""
     held: Cuttable = context.resident[attempt]
     state = held.state()
-    costs = _shards(held.prospect, int(held.budget * share))
+    held.measure(at, state["tensors"])
+    costs = held.smaller_shards(failure)
     prepared = Prepared(held.kit.candidate, held.kit.train, held.kit.valid)
     held.kit = make_kit(
         held.prospect, costs, prepared, held.kit.seed, held.budget, held.shapes, between_steps=held.form.between_steps
@@ -241,16 +297,18 @@ class _Taken:
         self.trial.memory.begin_measuring()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _where: object) -> None:
         self.context.unit_peak_bytes = self.trial.memory.peak
         self.context.steps.extend(self.trial.records)
         self.trial.records.clear()
-        if kind is not None:
+        if error is not None:
             self.context.resident.pop(self.attempt).close()
-        if kind is torch.OutOfMemoryError:
+        if isinstance(error, torch.OutOfMemoryError):
             # The device has less than its budget says: smaller shards alone would fill it up again.
             self.trial.memory.lower(BUDGET_AFTER_OOM)
             accelerator.release_cached(self.context.device)
+        if isinstance(error, torch.OutOfMemoryError | OutOfDeviceMemory):
+            raise NoRoom(str(error), self.trial.at) from error
 
     def done(self, value: Any) -> Done:
         files = self.trial.files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ def test_search_prints_one_json_document_and_progress_on_stderr(searched: Search
     assert len(found["trials"]) == 4
     assert found["best"]["value"] == max(trial["value"] for trial in found["trials"] if trial["value"] is not None)
     assert "[4/4] trial" in done.stderr
+    assert re.search(r"devices ran for [\d.]+ s, [\d.]+ of the least possible \(", done.stderr)
 
 
 def test_studies(look: Command) -> None:

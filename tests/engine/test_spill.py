@@ -209,6 +209,29 @@ def test_no_room_anywhere_names_the_places_and_the_bytes_and_the_commit_stays(tm
         files.close()
 
 
+def test_a_little_of_the_last_place_stays_free(tmp_path: Path) -> None:
+    with small_place(tmp_path) as small:
+        files = SpillFiles([small], "trial")
+        files.write("w/0", 1, block(1, 900_000))
+        with pytest.raises(SpillFull):
+            files.write("w/1", 1, block(2, 100_000))
+        assert os.statvfs(small).f_bavail * os.statvfs(small).f_frsize > 100_000, "it would have fitted"
+        files.close()
+
+
+def test_whoever_writes_after_a_trial_was_removed_leaves_nothing_behind(tmp_path: Path) -> None:
+    files = SpillFiles([tmp_path], "trial")
+    files.write("w/0", 1, block(1))
+    files.commit(None)
+    late = SpillFiles([tmp_path], "trial")
+    files.remove()
+    with pytest.raises(FileNotFoundError, match="the trial has ended"):
+        late.write("w/1", 1, block(2))
+    with pytest.raises(FileNotFoundError, match="the trial has ended"):
+        late.commit(None)
+    assert list(tmp_path.iterdir()) == []
+
+
 class small_place:
     """A directory with room for one MiB, where mounting is allowed; else the test is left out."""
 

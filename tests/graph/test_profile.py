@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 from hydra_tune.graph.capture import capture
 from hydra_tune.graph.costs import NodeCost
@@ -211,6 +212,14 @@ def test_a_profile_is_measured_once_for_candidates_that_differ_in_rates_alone(tm
         before = len(list(tmp_path.iterdir()))
         nodes(**({"optimizer": partial(torch.optim.Adam, lr=0.1)} | other))
         assert len(list(tmp_path.iterdir())) == before + 1, other
+
+
+def test_a_profile_is_of_one_dtype(tmp_path: Path) -> None:
+    for dtype in (torch.float64, torch.float32):
+        data = TensorDataset(torch.randn(10, 6, dtype=dtype), torch.randint(3, (10,)))
+        model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)).to(dtype)
+        examine(start(candidate(model=model, train=data, valid=data)), tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def double_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

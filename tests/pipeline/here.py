@@ -116,6 +116,6 @@ class Here(TrialRun):
 
 async def train(run: Here, strategy: Pipeline) -> InStages:
     """Train to the last epoch, and collect."""
-    candidate = await InStages.laid_out(run, strategy, range(len(run.engine.devices)))
+    candidate = await InStages.laid_out(run, strategy, [range(len(run.engine.devices))])
     await train_epochs(run, candidate)
     return candidate

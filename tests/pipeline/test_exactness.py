@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hydra_tune as ht
-from hydra_tune.engine.unit import UnitResult
+from hydra_tune.engine.unit import Failure, TrialEnded, UnitFailed, UnitResult
 from hydra_tune.pipeline.prepare import most_on_a_device
 from hydra_tune.shards import prepare
 from hydra_tune.strategies.pipeline import InStages, Pipeline
@@ -86,8 +86,46 @@ class Inception(nn.Module):
         return self.head(x)
 
 
+class ConvResNet(nn.Module):
+    """A residual net of convolutions with GroupNorm; a row of six numbers is an image of two by three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)) for _ in range(3)
+        )
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x.unflatten(1, (1, 2, 3)))
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x.mean((2, 3)))
+
+
+class ConvInception(nn.Module):
+    """Convolutions of three sizes beside each other, and a pooling branch, concatenated as channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.branches = nn.ModuleList([
+            nn.Conv2d(4, 3, 1),
+            nn.Sequential(nn.Conv2d(4, 3, 1), nn.ReLU(), nn.Conv2d(3, 3, 3, padding=1)),
+            nn.Sequential(nn.Conv2d(4, 3, 1), nn.ReLU(), nn.Conv2d(3, 3, 5, padding=2)),
+            nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(4, 3, 1)),
+        ])  # fmt: skip
+        self.head = nn.Linear(12, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(x.unflatten(1, (1, 2, 3))))
+        x = torch.cat([branch(x) for branch in self.branches], 1)
+        return self.head(x.mean((2, 3)))
+
+
 class TiedGPT(nn.Module):
-    """A small GPT whose output layer is its embedding; rows are sequences of numbers made of the inputs."""
+    """A small causal GPT whose output layer is its embedding; rows are sequences of numbers made of the inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,12 +135,13 @@ class TiedGPT(nn.Module):
             nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True) for _ in range(3)
         )
         self.norm = nn.LayerNorm(8)
+        self.register_buffer("later", torch.full((6, 6), -torch.inf).triu(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = (x > 0).long() + (x > 0.4).long()
         h = self.embedding(tokens) + self.position(torch.arange(tokens.shape[1]))
         for block in self.blocks:
-            h = block(h)
+            h = block(h, src_mask=self.later)
         return F.linear(self.norm(h).mean(1), self.embedding.weight)
 
 
@@ -112,6 +151,8 @@ NETS: dict[str, Any] = {
     "layer norm": lambda: Normed(group=False),
     "group norm": lambda: Normed(group=True),
     "inception": Inception,
+    "convolutions": ConvResNet,
+    "convolutional inception": ConvInception,
     "tied gpt": TiedGPT,
 }  # fmt: skip
 
@@ -137,7 +178,7 @@ def test_microbatches_give_the_step_of_the_whole_batch(name: str, order: str, tm
     assert {stage.device for stage in trial.staged.stages} == {0, 1}
 
 
-@pytest.mark.parametrize("placer", ["best", "m-topo", "m-etf", "m-sct"])
+@pytest.mark.parametrize("placer", ["best", "m-topo", "m-etf", "m-sct", "fused"])
 @pytest.mark.parametrize("name", sorted(NETS))
 def test_whoever_places_the_result_is_the_same(name: str, placer: str, tmp_path: Path) -> None:
     check_net(name, tmp_path, devices=3, fields={"epochs": 1}, microbatches=2, placer=placer)
@@ -159,6 +200,29 @@ def test_every_schedule_and_accumulation(schedule: str, tmp_path: Path) -> None:
 def test_branches_run_on_different_devices(tmp_path: Path) -> None:
     _, trial = check_net("inception", tmp_path, fields={"epochs": 1}, microbatches=2, placer="m-topo")
     assert len(trial.staged.stages) > 2
+
+
+def test_where_it_does_not_fit_in_one_order_of_the_devices_it_goes_the_other_way(tmp_path: Path) -> None:
+    """The first layer has most of the weights, and the devices are not alike."""
+
+    class Uneven(Here):
+        def room(self) -> list[int]:
+            return [215_000, 110_000]
+
+        async def unit(self, kind: str, work: Any, *args: Any, **options: Any) -> UnitResult:
+            try:
+                return await super().unit(kind, work, *args, **options)
+            except TrialEnded as error:
+                raise UnitFailed(Failure.of(error)) from error
+
+    def laid_out(ways: list[range]) -> InStages:
+        model = nn.Sequential(nn.Linear(6, 512), nn.ReLU(), nn.Linear(512, 3)).double()
+        run = Uneven(candidate("mlp", model=model), tmp_path, 2)
+        return asyncio.run(InStages.laid_out(run, Pipeline(placer="balanced", microbatches=2), ways))
+
+    with pytest.raises(UnitFailed, match="lack"):
+        laid_out([range(2)[::-1]])
+    assert laid_out([range(2)[::-1], range(2)]).devices == range(2)
 
 
 def test_units_know_their_rank_and_pilots_have_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

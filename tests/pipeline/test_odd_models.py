@@ -45,8 +45,8 @@ def check(make: Make, folder: Path, devices: int = 2, **options: Any) -> tuple[H
 def alternating(monkeypatch: pytest.MonkeyPatch) -> None:
     """Atoms go to devices in turn, which no placer would do to such small models."""
 
-    def placed(_prospect: Any, atoms: Any, devices: int, *_rest: Any) -> list[int]:
-        return [index % devices for index in range(len(atoms))]
+    def placed(_prospect: Any, atoms: Any, capacity: Any, *_rest: Any) -> list[int]:
+        return [index % len(capacity) for index in range(len(atoms))]
 
     monkeypatch.setattr(prepare, "_placed", placed)
 

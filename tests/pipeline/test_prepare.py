@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from hydra_tune.graph.placement import PlacementInfeasible
 from hydra_tune.pipeline.balanced import Chain
 from hydra_tune.pipeline.prepare import LaidOut, lay_out
 from hydra_tune.shards.prepare import Prospect, examine
@@ -59,6 +60,27 @@ def test_where_the_last_micro_batch_goes_back_in_halves_even_devices_are_the_qui
     assert alone.stages == shared.stages
     assert shared.stages[1].later_seconds == pytest.approx(4 * 1.0 + 0.1)
     assert shared.stages[0].later_seconds == 0.0, "nobody waits for it"
+
+
+def sized(prospect: Prospect, peaks: list[int]) -> Prospect:
+    """Nodes that hold 100 bytes each, and take so much for a moment."""
+    none = dict.fromkeys(["optimizer_bytes", "buffer_bytes", "activation_bytes", "boundary_bytes"], 0)
+    nodes = tuple(
+        replace(node, parameter_bytes=50, forward_peak_bytes=0, backward_peak_bytes=peak, **none)
+        for node, peak in zip(prospect.profile.nodes, peaks, strict=True)
+    )
+    return replace(prospect, profile=replace(prospect.profile, nodes=nodes, value_bytes={}))
+
+
+@pytest.mark.parametrize("placer", ["m-topo", "m-etf", "m-sct", "fused", "balanced"])
+def test_a_placement_whose_peaks_do_not_fit_is_made_again_with_less_room(placer: str, tmp_path: Path) -> None:
+    torch.manual_seed(SEED)
+    prospect = sized(even_chain(tmp_path), [250, *[0] * LAYERS])
+    found = lay_out(prospect, 2, [600, 600], 2, "1f1b", placer, lambda size: 0.0)
+    (first,) = [stage for stage in found.stages if stage.device == found.stages[0].device]
+    assert 1 <= len(first.nodes) <= 3, "350 bytes are left beside what the first layer takes for a moment"
+    with pytest.raises(PlacementInfeasible, match="lack"):
+        lay_out(sized(prospect, [550, *[0] * LAYERS]), 2, [600, 600], 2, "1f1b", placer, lambda size: 0.0)
 
 
 def test_what_lacks_is_what_each_device_would_have_to_have_more() -> None:

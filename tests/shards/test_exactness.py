@@ -134,6 +134,19 @@ def test_every_kind_of_model_in_the_smallest_shards(kind: str, recompute: frozen
     assert equal_in_shards(partial(candidate, kind), tmp_path, recompute=recompute) > 3
 
 
+def test_a_trial_that_fits_reads_its_state_once_and_writes_it_at_commits_only(tmp_path: Path) -> None:
+    with in_shards(start(candidate("mlp", dropout=0.0)), 1.0, tmp_path) as sharded:
+        trial = sharded.worker()
+        trial.train_for(0.0)
+        read, written = trial.files.read_bytes, trial.files.written_bytes
+        assert read > 0
+        while not trial.train_for(0.0).epoch_done:
+            assert (trial.files.read_bytes, trial.files.written_bytes) == (read, written)
+        trial.commit()
+        assert trial.files.written_bytes > written
+        trial.close()
+
+
 # Models that are hard to cut
 
 

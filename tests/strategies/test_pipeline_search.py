@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 import hydra_tune as ht
 from tests.fault.searches import run, started, values, wait_for
@@ -57,7 +60,10 @@ def test_two_pipelined_trials_at_once_equal_the_plain_loop() -> None:
     assert shown["strategy"] == "pipeline"
     assert shown["plan"]["microbatches"] == 8
     assert shown["plan"]["measured_step_ms"] > 0
-    assert [unit["kind"] for unit in shown["units"]].count("backward") <= 2 * 10  # not a row for each micro-batch
+    assert shown["plan"]["predicted_step_ms"] > 0
+    assert all(stage["measured_ms"] > 0 and stage["predicted_ms"] > 0 for stage in shown["plan"]["stages"])
+    # A chain is one stage to this placer, whose forward has the backward in it.
+    assert "forward" in {unit["kind"] for unit in shown["units"]}
 
 
 def test_two_trials_at_once_go_opposite_ways_through_the_devices() -> None:
@@ -83,6 +89,62 @@ def test_show_draws_the_stages_and_the_search_says_what_is_not_exact(tmp_path: P
     assert [line.split()[:2] for line in lines[head + 1 : head + 3]] == [["0", "cpu:0"], ["1", "cpu:1"]]
     warning = "the result is not that of whole batches: the model draws random numbers, such as for dropout"
     assert ("pipeline", warning) in events(tmp_path)
+
+
+def test_options_can_be_given_by_a_flag(tmp_path: Path) -> None:
+    done = run(*SEARCH, "--trials", "1", "--strategy", "{name: pipeline, microbatches: 2}", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(run("show", "s", "0", "--json", folder=tmp_path).stdout)
+    assert shown["plan"]["microbatches"] == 2
+    for flag, said in (
+        ("{name: pipeline, placer: m-sctt}", "error: placer cannot be 'm-sctt' (did you mean 'm-sct'?"),
+        ("{name: pipeline", "error: --strategy '{name: pipeline' cannot be read (write it as in YAML:"),
+    ):
+        done = run(*SEARCH, "--strategy", flag, "--study", "t", folder=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.startswith(said)
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_pruned_trial_shows_what_was_measured_of_it() -> None:
+    never = optuna.pruners.ThresholdPruner(upper=-1.0)
+    with pytest.raises(ht.SearchFailed):
+        ht.search(
+            lambda trial: deep(), trials=1, devices="2xcpu", strategy="pipeline", pruner=never, progress=False,
+            study="pruned",
+        )  # fmt: skip
+    (record,) = ht.SearchResult("sqlite:///hydra_tune.db", "pruned").trials
+    assert record.state == "PRUNED"
+    assert record.plan["measured_step_ms"] > 0
+    assert all(stage["measured_ms"] > 0 for stage in record.plan["stages"])
+
+
+class Branches(nn.Module):
+    """Two branches of a few milliseconds each, which nothing joins before the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (nn.Sequential(*(nn.Linear(768, 768) for _ in range(3))) for _ in range(2))
+        self.head = nn.Linear(2 * 768, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.cat([self.left(x), self.right(x)], 1))
+
+
+def test_branches_run_at_the_same_time_within_one_micro_batch() -> None:
+    def build(trial: Any) -> ht.Candidate:
+        data = TensorDataset(torch.randn(2048, 768), torch.randint(2, (2048,)))
+        return deep(model=Branches(), train=data, valid=None, batch_size=512, epochs=1)
+
+    strategy = {"name": "pipeline", "placer": "m-etf", "microbatches": 1}
+    ht.search(build, trials=1, devices="2xcpu", strategy=strategy, seed=1, progress=False, study="b")
+    units = json.loads(run("show", "b", "0", "--json", folder=Path.cwd()).stdout)["units"]
+    for kind in ("forward", "backward"):
+        spans = [(unit["device"], unit["started"], unit["started"] + unit["seconds"]) for unit in units
+                 if unit["kind"] == kind]  # fmt: skip
+        left, right = ([span[1:] for span in spans if span[0] == device] for device in ("cpu:0", "cpu:1"))
+        together = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in left for b in right)
+        assert together > 0, f"no {kind} of one branch was beside one of the other"
 
 
 @pytest.fixture(scope="module")
@@ -175,4 +237,6 @@ def test_devices_without_the_room_are_said_with_the_bytes_that_lack() -> None:
     (record,) = ht.SearchResult("sqlite:///hydra_tune.db", "room").trials
     assert record.state == "OUT_OF_MEMORY"
     assert "--strategy shard" in (record.error or "")
-    assert "lack" in (record.error or "")
+    found = re.search(r"lacks? ([\d.]+) KiB", record.error or "")
+    assert found, record.error
+    assert float(found[1]) > 0

@@ -8,11 +8,13 @@ import re
 import signal
 import sqlite3
 import subprocess
+import time
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import torch
 from torch import nn
@@ -20,8 +22,10 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import hydra_tune as ht
+from hydra_tune.attempt_run import AttemptRun
 from hydra_tune.devices import cores
 from hydra_tune.storage import open_storage
+from hydra_tune.training import Progress
 from tests.candidates import plain_loop
 from tests.fault.searches import run, started, values, wait_for
 from tests.fault.test_full_disk import run_with_small_files
@@ -81,10 +85,76 @@ def test_a_model_larger_than_its_device_equals_the_plain_loop() -> None:
     assert 0 < shown["peak_device_bytes"] <= 2**20
     state = sum(tensor.nbytes for tensor in result.best_model().state_dict().values())
     assert shown["spilled_bytes"] > 3 * state, "weights and both moments lie there"
+    *before, last = range(shown["shards"])
+    steps = [unit for unit in shown["units"] if unit["shard"] is not None]
+    wanted = {(kind, shard) for shard in before for kind in ("forward", "backward")}
+    wanted |= {(kind, shard) for shard in (*before, last) for kind in ("step", "evaluate")}
+    wanted.add(("forward-backward", last))
+    assert {(unit["kind"], unit["shard"]) for unit in steps} >= wanted
+    assert 0.9 * shown["spill_read_bytes"] < sum(u["read_bytes"] or 0 for u in steps) <= shown["spill_read_bytes"]
     with closing(sqlite3.connect("hydra_tune.db")) as connection:
         lay = connection.execute("SELECT host_bytes + disk_bytes FROM hydra_spilled ORDER BY sampled").fetchall()
     assert max(lay)[0] == shown["spilled_bytes"]
     assert lay[-1] == (0,), "nothing is left at the end"
+
+
+class Branching(nn.Module):
+    """Control flow on values in the model's own forward: there is nothing to cut at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x) if x.sum() > 0 else torch.tanh(self.a(x)))
+
+
+def test_a_model_that_cannot_be_cut_says_so_and_steps_are_made_in_the_backward_where_nothing_defers_them() -> None:
+    def build(trial: Any) -> ht.Candidate:
+        return wide(model=Branching().double()) if trial.number else wide()
+
+    ht.search(
+        build, trials=2, strategy="shard", device_memory="1MiB", devices=ONE_THREAD, seed=3, progress=False, study="c"
+    )
+    shown = run("show", "c", "1", folder=Path.cwd()).stdout
+    assert "shard: the model is one shard, as it cannot be cut: " in shown
+    units = json.loads(run("show", "c", "0", "--json", folder=Path.cwd()).stdout)["units"]
+    kinds = {unit["kind"] for unit in units}
+    assert "backward" in kinds
+    assert "step" not in kinds
+
+
+def test_a_later_search_with_the_same_models_measures_nothing_again(tmp_path: Path) -> None:
+    def profiles() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("profiles/*.json")}
+
+    assert run(*SEARCH, "--trials", "1", folder=tmp_path).returncode == 0
+    before = profiles()
+    assert before
+    assert run(*SEARCH, "--trials", "1", "--study", "again", "--seed", "5", folder=tmp_path).returncode == 0
+    assert profiles() == before
+
+
+def test_a_trial_that_is_likely_pruned_counts_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are pruned after their first epoch; of 20 epochs the later trials are expected to make few."""
+    epochs, left = 20, dict[int, float]()
+    plain = AttemptRun.remaining
+
+    def remaining(attempt: AttemptRun, progress: Progress) -> float | None:
+        found = plain(attempt, progress)
+        if found is not None and progress.epoch == 0:
+            per_epoch = progress.batches * progress.seconds / progress.batches_done
+            left[attempt.number] = found / per_epoch
+        return found
+
+    monkeypatch.setattr(AttemptRun, "remaining", remaining)
+    with pytest.raises(ht.SearchFailed):
+        ht.search(
+            lambda trial: wide(epochs=epochs), trials=12, strategy="shard", device_memory="1MiB", devices=ONE_THREAD,
+            seed=3, progress=False, concurrency=1, pruner=optuna.pruners.ThresholdPruner(upper=-1.0),
+        )  # fmt: skip
+    assert left[0] > 5
+    assert left[11] < 0.5 * left[0]
 
 
 def test_a_node_that_cannot_fit_names_the_smallest_budget_and_trains_with_it() -> None:
@@ -114,12 +184,16 @@ def test_a_node_that_cannot_fit_names_the_smallest_budget_and_trains_with_it() -
 class Sequences:
     """Rows whose length grows over the epoch: the first batch is short."""
 
+    def __init__(self, longest: int = 24) -> None:
+        self.longest = longest
+
     def __len__(self) -> int:
         return 24
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(index)
-        return torch.randn(4 if index < 8 else 24, 24, generator=generator, dtype=torch.float64), torch.tensor(0.5)
+        length = 4 if index < 8 else self.longest
+        return torch.randn(length, 24, generator=generator, dtype=torch.float64), torch.tensor(0.5)
 
 
 class Reader(nn.Module):
@@ -134,12 +208,17 @@ class Reader(nn.Module):
         return self.out(x).mean((1, 2))
 
 
+def reading(**fields: Any) -> ht.Candidate:
+    given: dict[str, Any] = {
+        "model": Reader().double(), "loss": F.mse_loss, "optimizer": partial(torch.optim.Adam, lr=0.01),
+        "train": Sequences(), "batch_size": 4, "epochs": 2, "shuffle": False,
+    }  # fmt: skip
+    return ht.Candidate(**(given | fields))
+
+
 def test_a_later_batch_that_does_not_fit_is_trained_in_more_shards() -> None:
     def build(trial: Any) -> ht.Candidate:
-        return ht.Candidate(
-            model=Reader().double(), loss=F.mse_loss, optimizer=partial(torch.optim.Adam, lr=0.01), train=Sequences(),
-            batch_size=4, epochs=2, shuffle=False,
-        )  # fmt: skip
+        return reading()
 
     result = ht.search(
         build, trials=1, devices=ONE_THREAD, device_memory="220KiB", strategy="shard", seed=1, study="grows",
@@ -151,6 +230,52 @@ def test_a_later_batch_that_does_not_fit_is_trained_in_more_shards() -> None:
     whole = ht.search(build, trials=1, devices=ONE_THREAD, strategy="whole", seed=1, study="whole", progress=False)
     for name, tensor in whole.best_model().state_dict().items():
         torch.testing.assert_close(result.best_model().state_dict()[name], tensor, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("where", ["train", "valid"])
+def test_a_later_batch_that_no_cut_fits_says_what_would_do_and_trains_with_it(where: str) -> None:
+    def build(trial: Any) -> ht.Candidate:
+        return reading(**{"train": Sequences(4), where: Sequences(900)}, epochs=1)
+
+    options: dict[str, Any] = {"devices": ONE_THREAD, "strategy": "shard", "seed": 1, "progress": False}
+    with pytest.raises(ht.SearchFailed):
+        ht.search(build, trials=1, device_memory="1MiB", study="long", **options)
+    (record,) = ht.SearchResult("sqlite:///hydra_tune.db", "long").trials
+    assert record.state == "OUT_OF_MEMORY"
+    found = re.search(
+        r"a step needs [\d.]+ MiB of a device budget of 1.0 MiB, and in the smallest shards node '\S+' takes "
+        r"([\d.]+) MiB for that batch \(give a device_memory of (\d+)MiB or more\)", record.error or ""
+    )  # fmt: skip
+    assert found, record.error
+    needed, enough = float(found[1]), int(found[2])
+    assert 1 < needed <= enough <= needed / 0.9 + 1
+    result = ht.search(build, trials=1, device_memory=f"{enough}MiB", study="enough", **options)
+    assert result.trials[0].state == "COMPLETE"
+    notes = [message for kind, message in events(Path.cwd()) if kind == "out of memory"]
+    assert notes or where == "valid", "the first batch promised more room"
+
+
+def test_a_device_that_runs_out_by_its_own_word_is_given_smaller_shards() -> None:
+    """Raised by the loss, as a real one needs an accelerator."""
+    folder = Path.cwd()
+
+    def full_once(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled() and not (folder / f"builds-{os.getpid()}").exists():
+            (folder / f"step-{time.monotonic_ns()}").touch()
+            if len(list(folder.glob("step-*"))) == 3:
+                raise torch.OutOfMemoryError("there is nothing left")
+        return F.cross_entropy(outputs, targets)
+
+    def build(trial: Any) -> ht.Candidate:
+        (folder / f"builds-{os.getpid()}").touch()
+        return wide(loss=full_once)
+
+    result = ht.search(
+        build, trials=1, devices=ONE_THREAD, device_memory="2MiB", strategy="shard", seed=11, progress=False
+    )
+    (note,) = [message for kind, message in events(Path.cwd()) if kind == "out of memory"]
+    assert re.fullmatch(r"there is nothing left; now in \d+ shards", note)
+    equals_the_plain_loop(result, lambda _: wide())
 
 
 # Kills and interrupts

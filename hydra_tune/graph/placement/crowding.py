@@ -15,8 +15,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import IO
 
+import numpy
 import torch
 
 from hydra_tune.devices import cores
@@ -92,8 +94,10 @@ class _Other:
     """A process that works when it is told to, and ends with this one."""
 
     def __init__(self, stack: ExitStack) -> None:
+        # Nothing of the user's is on its path: a file called random.py would be imported in place of Python's own.
         environment = {
-            **os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path),
+            **os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(numpy.__file__).parents[1]),
         }  # fmt: skip
         process = stack.enter_context(
             subprocess.Popen(

@@ -12,9 +12,9 @@ import psutil
 import pytest
 import torch
 
+from hydra_tune.graph import profile as profiles
 from hydra_tune.graph.placement import crowding as crowds
 from hydra_tune.graph.placement.crowding import company, measured_crowding
-from hydra_tune.shards import prepare
 from hydra_tune.shards.prepare import examine
 from hydra_tune.training import Training
 from tests.fault.searches import wait_for
@@ -110,16 +110,23 @@ def test_a_pilot_beside_others_is_timed_while_they_work_and_kept_apart(
     made = candidate("mlp")
     training = Training(made, made.train, made.valid, SEED, CPU)
     timed: list[int] = []
-    plain = prepare.profile
+    counting: list[int] = []
+    timing, counted = profiles._timed, profiles._owners
 
-    def profile(*args: Any) -> Any:
+    def timed_run(*args: Any) -> Any:
         timed.append(len(others()))
         if others():
             all_work()
-        return plain(*args)
+        return timing(*args)
+
+    def owners(*args: Any) -> Any:
+        counting.append(len(others()))
+        return counted(*args)
 
     monkeypatch.setattr(crowds, "cores", lambda: 2)
-    monkeypatch.setattr(prepare, "profile", profile)
+    monkeypatch.setattr(profiles, "_timed", timed_run)
+    monkeypatch.setattr(profiles, "_owners", owners)
     for beside in (0, 1, 1, 0):
         examine(training, tmp_path, beside=beside)
     assert timed == [0, 1]
+    assert counting == [0, 0], "nobody is kept from work by what is not timed"
