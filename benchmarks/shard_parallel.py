@@ -118,12 +118,19 @@ class Run:
             last[unit.device] = unit.number
         return statistics.mean(same) if same else 0.0
 
-    def overhead(self) -> float:
-        """Seconds between the end of one step and the start of the next on the same device, at the median."""
+    def overhead(self, *, between_units: bool) -> float:
+        """Seconds between the end of one step and the start of the next on the same device, at the median.
+
+        Or only where the next one begins a unit, which here is a batch: handing it out and making its rows included.
+        """
         found = []
         for device in ("cpu:0", "cpu:1"):
             own = sorted((u for u in self.trained if u.device == device), key=lambda unit: unit.started)
-            found += [b.started - (a.started + a.seconds) for a, b in itertools.pairwise(own)]
+            found += [
+                b.started - (a.started + a.seconds)
+                for a, b in itertools.pairwise(own)
+                if not between_units or (b.kind == "forward" and b.shard == 0)
+            ]
         return statistics.median(found)
 
 
@@ -187,7 +194,8 @@ def _report(seconds: dict[str, list[float]], lazy: Run, plain: Run) -> None:
     counted = {
         "utilization": lazy.utilization, "makespan_vs_bound": lazy.makespan_vs_bound,
         "same_model_residency": lazy.residency, "same_model_residency_lrtf": plain.residency,
-        "unit_overhead_ms": 1000 * lazy.overhead(),
+        "unit_overhead_ms": 1000 * lazy.overhead(between_units=False),
+        "between_batches_ms": 1000 * lazy.overhead(between_units=True),
     }  # fmt: skip
     rows = [(name, spread(values)) for name, values in measured.items()]
     rows += [(name, f"{value:.3f}") for name, value in counted.items()]
