@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PUT_OFF = 3.0
+"""A checkpoint that would have to wait is put off until it is due for so many times."""
 STRATEGY_NOTE = "strategy"
 """A file beside a trial's checkpoints that names the strategy which wrote them."""
 
@@ -141,6 +143,7 @@ class AttemptRun(PlannedRun):
             raise Pruned
 
     async def restored(self, history: list[dict[str, float]], notes: tuple[str, ...]) -> None:
+        self._saved = time.monotonic()  # there is nothing to save before training begins
         study = self.runner.study
         for note in notes:
             logger.info("trial %d: %s", self.number, note)
@@ -154,9 +157,10 @@ class AttemptRun(PlannedRun):
         study = self.runner.study
         return await study.call(study.study.epoch, self.number, epoch, metrics)
 
-    def checkpoint_due(self) -> bool:
+    def checkpoint_due(self, *, waits: bool = False) -> bool:
         pause = max(self.runner.settings.checkpoint_seconds, self._save_seconds / CHECKPOINT_SHARE)
-        return self.runner.stopping() or time.monotonic() - self._saved > pause
+        since = time.monotonic() - self._saved
+        return self.runner.stopping() or since > (PUT_OFF * pause if waits else pause)
 
     def checkpoint_made(self, step: int, size: int, seconds: float) -> None:
         self._saved, self._save_seconds = time.monotonic(), seconds

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections import Counter, OrderedDict
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hydra_tune.attempt_run import AttemptRun
 from hydra_tune.checkpoint import CheckpointError, Checkpoints
 from hydra_tune.state_tree import NotStorable, decode, encode
 from hydra_tune.training import Training
@@ -237,3 +240,14 @@ def test_a_checkpoint_on_other_data_is_refused() -> None:
 
     with pytest.raises(ValueError, match="other data"):
         training(20).restore(training(103).state())
+
+
+def test_a_checkpoint_that_would_wait_is_put_off_but_not_for_ever() -> None:
+    def due(since: float, *, waits: bool, stopping: bool = False) -> bool:
+        runner = SimpleNamespace(settings=SimpleNamespace(checkpoint_seconds=10.0), stopping=lambda: stopping)
+        attempt: Any = SimpleNamespace(runner=runner, _saved=time.monotonic() - since, _save_seconds=0.0)
+        return AttemptRun.checkpoint_due(attempt, waits=waits)
+
+    assert [due(since, waits=False) for since in (9, 11)] == [False, True]
+    assert [due(since, waits=True) for since in (11, 29, 31)] == [False, False, True]
+    assert due(0, waits=True, stopping=True)

@@ -217,6 +217,14 @@ class Engine:
         attempts = {job.unit.attempt for job in (*self._waiting.values(), *held)} - {attempt}
         return Load(idle, sum(job.unit.role is Role.DEVICE for job in others), len(attempts))
 
+    def is_busy(self, worker: int) -> bool:
+        """Whether a worker runs a unit, or one waits that it may run."""
+        state = self._workers.get(worker)
+        if state is None:
+            return False
+        waiting = (job.unit for job in self._waiting.values() if job.unit.role is state.role)
+        return bool(state.jobs) or any(unit.worker in (None, worker) for unit in waiting)
+
     def drop(self, attempt: str, role: Role | None = None) -> None:
         """Free what workers hold for an attempt, at once; with a `role`, only those of that kind."""
         if role is None:
@@ -343,7 +351,8 @@ class Engine:
         self._start_gang()
         for depth in range(self._depth()):
             for worker in list(self._workers.values()):
-                if len(worker.jobs) == depth:
+                # The builder serves the oldest trial first: what it was given too early, that one would wait for.
+                if len(worker.jobs) == depth and (depth == 0 or worker.role is Role.DEVICE):
                     self._hand_out(worker)
         if self.in_stages:
             for worker in list(self._workers.values()):

@@ -182,8 +182,11 @@ class TrialRun(ABC):
         """Training goes on from a checkpoint: the metrics of the epochs before it, and what was amiss with others."""
 
     @abstractmethod
-    def checkpoint_due(self) -> bool:
-        """Whether it is time for a checkpoint: now and then, and before the search stops."""
+    def checkpoint_due(self, *, waits: bool = False) -> bool:
+        """Whether it is time for a checkpoint: now and then, and before the search stops.
+
+        One that `waits` for a process that is busy would keep the trial from training: it is put off for a while.
+        """
 
     @abstractmethod
     def checkpoint_made(self, step: int, size: int, seconds: float) -> None:

@@ -48,6 +48,10 @@ class InTraining(ABC):
     async def checkpoint(self) -> Saved:
         """Write all that another search needs to go on from here."""
 
+    def checkpoint_waits(self) -> bool:
+        """Whether somebody else is served before a checkpoint would be written."""
+        return False
+
     @abstractmethod
     async def save(self) -> None:
         """Write the weights to keep."""
@@ -92,7 +96,7 @@ def _may_end(run: TrialRun, best: float | None) -> bool:
 async def _between_units(run: TrialRun, candidate: InTraining, progress: Progress, *, last: bool = False) -> None:
     """Checkpoint where that is due, stop where the search stops, and let another strategy go on where one is to."""
     moves = not last and run.reconsider(progress)
-    if moves or run.checkpoint_due():
+    if moves or run.checkpoint_due(waits=candidate.checkpoint_waits()):
         saved = await candidate.checkpoint()
         if saved.failure:
             run.checkpoint_failed(saved.failure)

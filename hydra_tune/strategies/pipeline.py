@@ -286,6 +286,9 @@ class InStages(InTraining):
         saved: Saved = (await self._in_builder("checkpoint", units.checkpoint, self.run.checkpoints)).value
         return saved
 
+    def checkpoint_waits(self) -> bool:
+        return self.run.engine.is_busy(self.builder)
+
     async def save(self) -> None:
         await self._collect()
         await self._in_builder("save", units.save, self.run.weights)

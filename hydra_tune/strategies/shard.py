@@ -112,6 +112,9 @@ class InShards(InTraining):
         saved: Saved = await self._in_builder("checkpoint", shard_units.checkpoint, self.run.checkpoints)
         return saved
 
+    def checkpoint_waits(self) -> bool:
+        return self.run.engine.is_busy(self.builder)
+
     async def save(self) -> None:
         await self._in_builder("save", shard_units.save, self.run.weights)
 

@@ -87,6 +87,9 @@ class WithTicket(InTraining):
     async def checkpoint(self) -> Saved:
         return await self.current.checkpoint()
 
+    def checkpoint_waits(self) -> bool:
+        return self.current.checkpoint_waits()
+
     async def save(self) -> None:
         await self.current.save()
 

@@ -418,3 +418,30 @@ def test_many_units_that_wait_at_a_worker_that_hangs_do_not_hang_the_engine(tmp_
             assert {type(each) for each in ended[1:]} <= {WorkerLost, UnitResult}
 
     asyncio.run(main())
+
+
+def test_the_builder_serves_the_oldest_trial_first_whatever_came_while_it_was_busy(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with engine(tmp_path, devices=1) as (running, record):
+            gate = str(tmp_path / "go")
+            first = asyncio.create_task(running.run(unit(wait_for, gate, trial=5, role=Role.BUILDER)))
+            while not record.started:
+                await asyncio.sleep(0.01)
+            builder = record_of_builder(running)
+            later = asyncio.create_task(running.run(unit(pid, trial=6, role=Role.BUILDER)))
+            await asyncio.sleep(0)
+            older = asyncio.create_task(running.run(unit(pid, trial=0, role=Role.BUILDER)))
+            await asyncio.sleep(0)
+            assert running.is_busy(builder)
+            Path(gate).touch()
+            await asyncio.gather(first, later, older)
+            assert [each.trial for each, _ in record.started] == [5, 0, 6]
+            assert not running.is_busy(builder)
+            assert not running.is_busy(99)
+
+    asyncio.run(main())
+
+
+def record_of_builder(running: Engine) -> int:
+    (found,) = [worker.id for worker in running._workers.values() if worker.role is Role.BUILDER]
+    return found

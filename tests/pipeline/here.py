@@ -36,7 +36,7 @@ class Here(TrialRun):
         engine: Any = SimpleNamespace(
             devices=names, workers_of_all_devices=lambda: tuple(range(1, devices + 1)), drop=lambda *_: None,
             let_go=lambda *_: None, room=lambda _attempt: (room,) * devices,
-            load=lambda _attempt: Load(idle=0, waiting=0, others=0),
+            load=lambda _attempt: Load(idle=0, waiting=0, others=0), is_busy=lambda _worker: False,
         )  # fmt: skip
         blueprint: Any = SimpleNamespace(
             epochs=made.epochs, keep=made.keep, accumulate=made.accumulate, sparsity=made.sparsity
@@ -101,7 +101,7 @@ class Here(TrialRun):
     async def report(self, epoch: int, metrics: dict[str, float]) -> None: ...
     async def restored(self, history: list[dict[str, float]], notes: tuple[str, ...]) -> None: ...
 
-    def checkpoint_due(self) -> bool:
+    def checkpoint_due(self, *, waits: bool = False) -> bool:
         return False
 
     def checkpoint_made(self, step: int, size: int, seconds: float) -> None: ...

@@ -120,7 +120,7 @@ class Cut(Here):
             self.watch(self, kind)
         return result
 
-    def checkpoint_due(self) -> bool:
+    def checkpoint_due(self, *, waits: bool = False) -> bool:
         return self.every_time
 
     async def report(self, epoch: int, metrics: dict[str, float]) -> None:
