@@ -88,6 +88,12 @@ def wait_for(context: WorkerContext, path: str) -> int:
     return os.getpid()
 
 
+def wait_and_ask(context: WorkerContext, path: str) -> None:
+    """Wait for a file, and then until all that was sent here before has been read: the answer comes after it."""
+    wait_for(context, path)
+    context.ask(context.unit, "double", 1)
+
+
 def fill_memory(context: WorkerContext, size: int) -> None:
     """What the kernel does to a process that has taken too much."""
     taken = bytearray(os.urandom(2**20)) * (size >> 20)
@@ -365,7 +371,7 @@ def test_units_in_stages_all_wait_at_their_worker_which_takes_the_least_rank_fir
             def start(trial: int, rank: int | None, work: Callable[..., Any] = pid) -> asyncio.Task[UnitResult]:
                 return asyncio.create_task(running.run(unit(work, trial=trial, worker=there, rank=rank and (rank, 0))))
 
-            held = asyncio.create_task(running.run(unit(wait_for, str(gate), worker=there)))
+            held = asyncio.create_task(running.run(unit(wait_and_ask, str(gate), worker=there)))
             while not gate.with_name("gate.started").exists():
                 await asyncio.sleep(0.01)
             young = [start(1, 8), start(2, 7), start(3, 8, work=fail)]
