@@ -17,6 +17,7 @@ from hydra_tune.graph.capture import capture
 from hydra_tune.graph.costs import NodeCost
 from hydra_tune.graph.profile import Profile, profile
 from hydra_tune.graph.profile_cache import keep_profile, load_profile
+from hydra_tune.shards import prepare
 from hydra_tune.shards.prepare import examine
 from tests.shards.models import candidate, start
 
@@ -212,6 +213,31 @@ def test_a_profile_is_measured_once_for_candidates_that_differ_in_rates_alone(tm
         before = len(list(tmp_path.iterdir()))
         nodes(**({"optimizer": partial(torch.optim.Adam, lr=0.1)} | other))
         assert len(list(tmp_path.iterdir())) == before + 1, other
+
+
+class Scaled(nn.Module):
+    """Its rows are counted in Python, once and for all in a recording: that is wrong, and the layer is kept whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * len(x)
+
+
+def test_a_model_that_is_captured_in_larger_nodes_is_measured_once_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+    plain = prepare.profile
+    monkeypatch.setattr(prepare, "profile", lambda *args: measured.append(1) or plain(*args))
+    for _ in range(2):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 6), Scaled(), nn.Linear(6, 3)).double()
+        prospect = examine(start(candidate(model=model)), tmp_path)
+        assert "1" in [node.name for node in prospect.captured.nodes], "the layer is one node"
+    assert measured == [1]
 
 
 def test_a_profile_is_of_one_dtype(tmp_path: Path) -> None:
