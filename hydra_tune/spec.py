@@ -72,7 +72,7 @@ def strategy_flag(text: str | None) -> Any:
         return text
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise SpecError(
             f"--strategy {quoted(text)} cannot be read", "write it as in YAML: '{name: pipeline, microbatches: 8}'"
         ) from error

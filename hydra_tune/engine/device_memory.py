@@ -229,7 +229,8 @@ class DeviceMemory:
                 if not self._wanted:
                     self._wishes.wait()
                     continue
-                files, key, due = self._wanted.pop(0)
+                wanted = self._wanted
+                files, key, due = wanted.pop(0)
                 if not self._is_worth_it(files, key, due):
                     continue
                 try:
@@ -238,7 +239,7 @@ class DeviceMemory:
                 except Exception as error:  # noqa: BLE001 - this thread serves all trials of the worker
                     # The step that needs the block reads it itself, and fails where there is a reason to.
                     logger.debug("block %s is not brought in: %s", key, error)
-                    self._wanted.clear()
+                    wanted.clear()  # and no newer one
                     continue
                 block.pins -= 1
                 self._news.notify_all()
@@ -337,6 +338,12 @@ class DeviceMemory:
         self._lock.release()
         try:
             self._staging.write(content, lambda host: block.files.write(block.key, version, host))
+        except FileNotFoundError as error:
+            if block.files is self.running:
+                block.changed = True
+                raise
+            # Its trial has ended, and this device is still to hear of it: whoever needs the room now may have it.
+            logger.debug("block %s is of no use any more: %s", block.key, error)
         except BaseException:
             block.changed = True
             raise

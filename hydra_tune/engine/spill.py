@@ -16,7 +16,7 @@ import re
 import shutil
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -205,15 +205,14 @@ class SpillFiles:
         for place in self.places:
             remove_directory(place)
 
-    def _in_order(self, before: Stored | None, size: int) -> list[int]:
+    def _in_order(self, before: Stored | None, size: int) -> Iterator[int]:
         """The places to try: where the block is already, then those with room."""
-        last = len(self.places) - 1
-        roomy = [
-            place for place, directory in enumerate(self._places) if _has_room(directory, size, last=place == last)
-        ]
-        if before is None:
-            return roomy
-        return [before.place, *(place for place in roomy if place != before.place)]
+        if before is not None:
+            yield before.place
+        for place, directory in enumerate(self._places):
+            tried = before is not None and place == before.place
+            if not tried and _has_room(directory, size, last=place == len(self.places) - 1):
+                yield place
 
     def _put(self, path: Path, content: memoryview) -> None:
         descriptor = self._open(path)
@@ -282,6 +281,8 @@ def remove_directory(directory: Path) -> None:
         directory.rename(gone)
     except FileNotFoundError:
         return
+    except OSError:  # such as one that is left over under that name
+        gone = directory
     shutil.rmtree(gone, ignore_errors=True)
 
 
@@ -332,6 +333,8 @@ def _has_room(place: Path, size: int, *, last: bool) -> bool:
     The last place is filled further: there is nowhere else to go.
     """
     facts = os.statvfs(place)
+    if not facts.f_blocks:
+        return last  # a file system that does not say: it is tried where there is no other
     keep = facts.f_blocks * facts.f_frsize * KEPT_FREE
     if facts.f_bavail * facts.f_frsize - size < (min(keep, LAST_KEPT_FREE) if last else keep):
         return False

@@ -100,12 +100,12 @@ _OF_A_BATCH = ("activation_bytes", "forward_peak_bytes", "backward_peak_bytes", 
 
 
 def covering(one: NodeCost, other: NodeCost) -> NodeCost:
-    """A node's cost for whichever of two batches takes more."""
+    """A node's cost for whichever of two batches takes more; of equal ones the first, whose seconds stay then."""
     sizes, others = ([getattr(cost, name) for name in _OF_A_BATCH] for cost in (one, other))
-    if all(a <= b for a, b in zip(sizes, others, strict=True)):
-        return other
     if all(a >= b for a, b in zip(sizes, others, strict=True)):
         return one
+    if all(a <= b for a, b in zip(sizes, others, strict=True)):
+        return other
     most = {name: max(a, b) for name, a, b in zip(_OF_A_BATCH, sizes, others, strict=True)}
     peaks = [cost.stepless_peak_bytes for cost in (one, other) if cost.stepless_peak_bytes is not None]
     # What came in and is saved comes off what a shard takes: the less of it, the more that is.

@@ -37,7 +37,7 @@ UNIT_SECONDS = 0.00025
 """What a device loses between two units."""
 HAND_OVER_SECONDS = 0.001
 """From the end of a unit to the start of one on another device that waits for it, without the copies."""
-REPEATS = 4
+REPEATS = 8
 """How often a placement is tried, with less room where what its stages take for a moment did not fit beside it."""
 ABOUT = 1.05
 """Predictions that differ by less say nothing; a device that never waits is then the worse bet."""
@@ -83,16 +83,25 @@ def _in_room(
 
     A placer counts what stays. The peak of a stage is known when the stage is, and comes off its device's room then.
     """
-    room = list(capacity)
-    for _ in range(REPEATS):
-        device = _placed(prospect, atoms, room, microbatches, order, placer, way)
-        stages = stages_of(prospect.captured, prospect.profile, atoms, device)
+    largest = max(atom.peak_bytes for atom in atoms)
+    room, least = list(capacity), 0
+    for tries in range(1, REPEATS + 1):
+        try:
+            device = _placed(prospect, atoms, room, microbatches, order, placer, way)
+        except PlacementInfeasible:
+            if tries == 1:
+                raise
+            break  # it speaks of devices that have less than there is
+        stages = _stages(prospect, atoms, device)
         taken = _taken(stages, len(capacity), order, microbatches)
         lacking = [max(0, size - there) for size, there in zip(taken, capacity, strict=True)]
         if not any(lacking):
             return _with_copies(stages, prospect.profile.value_bytes, way)
+        least = min(least or max(lacking), max(lacking))
         room = [max(0, there - less) for there, less in zip(room, lacking, strict=True)]
-    raise _lacks(max(lacking))
+        if tries == REPEATS - 1:  # the peak may have gone from one device to the other: now each has room for it
+            room = [max(0, there - largest) for there in capacity]
+    raise _lacks(least)
 
 
 def _chosen(found: Sequence[LaidOut], trials: int) -> LaidOut:
@@ -111,7 +120,7 @@ def fewest_devices(prospect: Prospect, room: int, microbatches: int, order: str)
         device = Chain.of(atoms, groups).balanced(_waiting(devices, microbatches, order), capacity)
         if device is None:
             continue
-        stages = stages_of(prospect.captured, prospect.profile, atoms, device)
+        stages = _stages(prospect, atoms, device)
         if most_on_a_device(stages, devices, order, microbatches) <= room:
             return devices
     return None
@@ -136,6 +145,13 @@ def _placed(
         groups=groups, fused=placer == "fused",
     )  # fmt: skip
     return [found.device[i] for i in range(len(atoms))]
+
+
+def _stages(prospect: Prospect, atoms: Sequence[Atom], device: Sequence[int]) -> tuple[Stage, ...]:
+    return stages_of(
+        prospect.captured, prospect.profile, atoms, device, judged_batches=prospect.judged_batches,
+        metric_bytes=prospect.metric_bytes,
+    )  # fmt: skip
 
 
 def _waiting(devices: int, microbatches: int, order: str) -> list[int]:
@@ -177,7 +193,7 @@ def _taken(stages: Sequence[Stage], devices: int, order: str, microbatches: int)
         state[stage.device] += stage.state_bytes
         flying[stage.device] += waiting * stage.activation_bytes
         peak[stage.device] = max(peak[stage.device], stage.peak_bytes)
-        judged[stage.device] = max(judged[stage.device], microbatches * stage.judged_bytes)
+        judged[stage.device] = max(judged[stage.device], stage.judged_bytes)
     return [a + max(b + c, d) for a, b, c, d in zip(state, flying, peak, judged, strict=True)]
 
 

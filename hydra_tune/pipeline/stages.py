@@ -51,7 +51,7 @@ class Stage:
     later_seconds: float = 0.0
     """What these gradients take of its backward."""
     judged_bytes: int = 0
-    """What its forward takes for a moment in evaluation, where nothing is kept, for the rows of one micro-batch."""
+    """What its forward takes for a moment in evaluation, of a whole batch, where nothing is kept."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,14 @@ def groups_of(captured: Captured, atoms: Sequence[Atom], *, buffers: bool) -> li
     return [group for group in groups if len(group) > 1]
 
 
-def stages_of(captured: Captured, profile: Profile, atoms: Sequence[Atom], device: Sequence[int]) -> tuple[Stage, ...]:
-    """The stages of a placement, in an order in which they can run; `device` has one for each atom."""
+def stages_of(
+    captured: Captured, profile: Profile, atoms: Sequence[Atom], device: Sequence[int], *, judged_batches: float = 0.0,
+    metric_bytes: int = 0,
+) -> tuple[Stage, ...]:  # fmt: skip
+    """The stages of a placement, in an order in which they can run; `device` has one for each atom.
+
+    Evaluation takes batches of `judged_batches` times the profile's, and `metric_bytes` at their end.
+    """
     program = captured.program
     in_order = keeps_order(profile)
     where = {op: device[number] for number, atom in enumerate(atoms) for op in _ops(captured.nodes, atom)}
@@ -163,8 +169,9 @@ def stages_of(captured: Captured, profile: Profile, atoms: Sequence[Atom], devic
                 later=tuple(node.layer for node, _ in later if node.layer is not None),
                 # Of a layer's backward one product is for its input and one, as large, for its weights.
                 later_seconds=sum(cost.backward_seconds for _, cost in later) / 2,
-                judged_bytes=_judged([cost for _, cost in own])
-                + sum(profile.value_bytes.get(value, 0) for value in takes[index]),
+                judged_bytes=int(judged_batches * (_judged([cost for _, cost in own])
+                + sum(profile.value_bytes.get(value, 0) for value in takes[index])))
+                + (metric_bytes if len(program) - 1 in run else 0),
             )
         )  # fmt: skip
     return tuple(stages)

@@ -31,7 +31,7 @@ from hydra_tune.planning.pool import Pool, Rates
 from hydra_tune.planning.rates import calibrate, known_rates
 from hydra_tune.planning.rehearsal import Rehearsal
 from hydra_tune.planning.rehearsal_cache import rehearsed
-from hydra_tune.shards.prepare import PILOT_ROWS, Prospect, examine, recompute
+from hydra_tune.shards.prepare import PILOT_ROWS, Prospect, examine, recompute, with_evaluation
 from hydra_tune.sparse.sizes import layers_of, stages_needed
 from hydra_tune.subnets.deal import deal
 from hydra_tune.subnets.find import find_structure
@@ -235,7 +235,7 @@ class _Look:
 
     def _staged(self, pool: Pool, count: int) -> StagedCosts:
         rows = -(-self.training.batches.rows_at(0) // count)
-        prospect = examine(self.training, self.profiles, rows)
+        prospect = with_evaluation(examine(self.training, self.profiles, rows), self.training, rows)
         way = link(self.profiles, Path(self.context.setup.directory).parent).seconds
         laid = lay_out(prospect, pool.devices, [pool.memory] * pool.devices, count, "1f1b", "best", way)
         made_on = {value: stage.device for stage in laid.stages for value in stage.gives}

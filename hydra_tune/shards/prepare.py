@@ -44,6 +44,10 @@ class Prospect:
     parts: OptimizerParts
     deferred: bool
     pruned: Pruned = NOT_PRUNED
+    judged_batches: float = 0.0
+    """How many times the measured batch the largest of the validation data is."""
+    metric_bytes: int = 0
+    """What loss and metrics take for a moment in evaluation."""
 
     def shards(self, budget: int) -> tuple[ShardCost, ...]:
         """The fewest shards that fit a device; raises Infeasible where none do."""
@@ -78,6 +82,13 @@ def examine(training: Training, profiles: Path, rows: int | None = None, beside:
     found = replace(found, state={**made, **found.state})
     captured = replace(captured, program=replace(captured.program, mutated=found.mutated))
     return Prospect(captured, found, parts, candidate.clip_grad_norm is not None or candidate.accumulate > 1)
+
+
+def with_evaluation(prospect: Prospect, training: Training, rows: int | None, metric_bytes: int = 0) -> Prospect:
+    """The same, measured with so many rows, with what evaluation will take."""
+    largest = 0 if training.valid is None else training.valid.rows_at(0)
+    measured = training.batches.rows_at(0) if rows is None else rows
+    return replace(prospect, judged_batches=largest / measured, metric_bytes=metric_bytes)
 
 
 def examine_mixed(prospect: Prospect, training: Training, profiles: Path, rows: int | None = None) -> Prospect:

@@ -353,7 +353,7 @@ class ShardRunner:
         made.saved.refer_to(step.held)
         # Without a graph to keep, autograd runs all the same, and saves nothing: which values have gradients must show.
         pack = made.saved.pack if graph else _nothing
-        with saved_tensors_hooks(pack, made.saved.unpack):
+        with saved_tensors_hooks(pack, made.saved.unpack), self._noting_weights(shard, step):
             self.program.run(self.model, values, shard.start, shard.stop, training=True)
         return values, made if graph else None
 
@@ -395,7 +395,8 @@ class ShardRunner:
             before = self._buffer_versions(shard)
             if shard.index + 1 < len(self.plan.shards):
                 self._bring_in_next(step)
-            self.program.run(self.model, values, shard.start, shard.stop, training=False)
+            with self._noting_weights(shard, step):
+                self.program.run(self.model, values, shard.start, shard.stop, training=False)
             self._note_buffers(shard, step, before)
             for value in shard.gives:
                 self.values.put(value, values[value], self.due("x/", step.position))
@@ -411,7 +412,16 @@ class ShardRunner:
         self._random.clear()
         self.batch_base += self.steps_a_batch
 
-    # Buffers
+    # What a forward changes
+
+    @contextmanager
+    def _noting_weights(self, shard: Shard, step: Step) -> Iterator[None]:
+        """Note which weights a forward changes in place, as `nn.Embedding(max_norm=...)` does."""
+        before = {name: self._parameters[name]._version for bundle in shard.bundles for name in bundle.parameters}
+        yield
+        for bundle in shard.bundles:
+            if any(self._parameters[name]._version != before[name] for name in bundle.parameters):
+                step.change(f"w/{bundle.name}")
 
     def _buffer_versions(self, shard: Shard) -> list[int]:
         return [self._buffers[entry.name]._version for entry in shard.buffers.fields]

@@ -10,6 +10,7 @@ import torch
 
 from hydra_tune.batches import Batches, call_model
 from hydra_tune.builds import Prepared, pack_here
+from hydra_tune.engine.memory import TensorBytes
 from hydra_tune.engine.spill import SpillFiles, remove_directory, write_whole
 from hydra_tune.engine.transfer import unpack
 from hydra_tune.engine.unit import TrialEnded
@@ -25,7 +26,7 @@ from hydra_tune.pipeline.stages import Stage
 from hydra_tune.seeds import RandomState
 from hydra_tune.shards.exchange import put_together, take_apart
 from hydra_tune.shards.forms import Form
-from hydra_tune.shards.prepare import examine, hollow
+from hydra_tune.shards.prepare import examine, hollow, with_evaluation
 from hydra_tune.strategies.epochs import Saved
 from hydra_tune.strategies.whole import OutOfMemory, restore, write_checkpoint
 from hydra_tune.training import Training, named_tensors
@@ -127,6 +128,8 @@ def stage(
     count, warning = microbatches_for(training, wanted.microbatches, devices)
     rows = -(-training.batches.rows_at(0) // count)
     prospect = examine(training, profiles, rows, beside=devices - 1 if wanted.on_cores else 0)
+    judged_at_random, metric_bytes = judged_once(training)
+    prospect = with_evaluation(prospect, training, rows, metric_bytes)
     way = link(profiles, Path(context.setup.directory).parent).seconds
     try:
         layout = lay_out(
@@ -135,7 +138,6 @@ def stage(
     except PlacementInfeasible as error:
         raise DoesNotFit(f"{error} (train it in shards with --strategy shard)") from error
     kit = make_kit(prospect, layout.stages, wanted.capacity, prepared, training)
-    judged_at_random = draws_in_evaluation(training)
     laid = LaidDown(kit, layout, training.state(), count, loaded.notes, warning, judged_at_random)
     return lay_down(context, attempt, number, laid)
 
@@ -178,19 +180,21 @@ def lay_down(context: WorkerContext, attempt: str, number: int, laid: LaidDown) 
     )  # fmt: skip
 
 
-def draws_in_evaluation(training: Training) -> bool:
-    """Whether model, loss or metrics draw random numbers in evaluation, by the first batch."""
+def judged_once(training: Training) -> tuple[bool, int]:
+    """Whether model, loss or metrics draw random numbers in evaluation, and what loss and metrics take for a moment; by
+    the first batch."""
     if training.valid is None:
-        return False
+        return False, 0
     model, candidate = training.model, training.candidate
     inputs, targets = training.valid.fetch(0, 0)
     with untouched(model), torch.no_grad():
         model.eval()
         before = RandomState.capture()
         outputs = call_model(model, inputs)
-        for judge_by in (candidate.loss, *candidate.metrics.values()):
-            judge_by(outputs, targets)
-        return not before.same_as(RandomState.capture())
+        with TensorBytes() as counted:
+            for judge_by in (candidate.loss, *candidate.metrics.values()):
+                judge_by(outputs, targets)
+        return not before.same_as(RandomState.capture()), counted.peak
 
 
 def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> Saved:

@@ -79,14 +79,14 @@ def _made(names: Sequence[str]) -> tuple[Strategy, ...]:
 
 
 def _one(name: Any, options: Mapping[str, Any]) -> Strategy:
-    if name not in _STRATEGIES:
+    if not isinstance(name, str) or name not in _STRATEGIES:
         raise SpecError(f"strategy cannot be {quoted(name)}", nearest(str(name), [*CHOOSING, *_STRATEGIES]))
     taken = [field.name for field in dataclasses.fields(_STRATEGIES[name]) if field.init]  # type: ignore[arg-type]
     for option in options:
         if option not in taken:
             raise SpecError(
                 f"strategy {name!r} has no option {quoted(option)}",
-                nearest(option, taken) if taken else "it takes none",
+                nearest(str(option), taken) if taken else "it takes none",
             )
     return _STRATEGIES[name](**options)
 

@@ -153,7 +153,7 @@ class InShards(InTraining):
     async def _cut_smaller(self, error: UnitFailed) -> None:
         """A step did not fit after all: cut the trial anew, by what its batch takes. Raises where no cut fits."""
         failure = error.failure
-        self.cut = await self._in_builder("cut", shard_units.cut_again, failure.facts, failure.message)
+        self.cut = await self._in_builder("cut again", shard_units.cut_again, failure.facts, failure.message)
         self.commits = UNKNOWN
         self.run.note("out of memory", f"{failure.message}; now in {self.cut.shards} shards")
         self.note_plan()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from hydra_tune.strategies.epochs import Saved
 from hydra_tune.strategies.whole import restore, write_checkpoint
 from hydra_tune.training import Training, named_tensors
 from hydra_tune.weights import save_weights
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Done:
     written_bytes: int
 
 
-class NoRoom(TrialEnded):
+class StepTooLarge(TrialEnded):
     """A step of this batch did not fit its device."""
 
     status = "OUT_OF_MEMORY"
@@ -114,20 +116,21 @@ class Cuttable:
         self.files.reload()
         return put_together(self.files, self.kit.plan, self.kit.parts, self.data)
 
-    def measure(self, at: At, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Let the costs cover this batch too; `tensors` are the trial's weights and buffers."""
-        if type(self.form) is not Form:
+    def measure(self, at: At | None) -> None:
+        """Let the costs cover this batch too, as far as it can be measured."""
+        if at is None or type(self.form) is not Form:
             return  # of a network that is pruned, or to be, what is computed with is not what is in the blocks
-        kit = self.kit
-        data = kit.valid if at.judging else kit.train
-        assert data is not None
-        inputs, targets = Batches(kit.candidate, data, training=not at.judging, seed=kit.seed).fetch(at.epoch, at.batch)
-        for name, tensor in named_tensors(kit.candidate.model).items():
-            tensor.data = tensors[name]
+        kit, model = self.kit, self.kit.candidate.model
+        weights = self.state()["tensors"]  # a forward may change them: they are read again for what is written
+        for name, tensor in named_tensors(model).items():
+            tensor.data = weights[name]
         try:
+            inputs, targets = _batches(kit, at).fetch(at.epoch, at.batch)
             self.prospect = examine_again(self.prospect, kit.candidate, inputs, targets, judged=at.judging)
+        except Exception as error:  # noqa: BLE001 - user code that worked on a device: a smaller cut will do as well
+            logger.info("the batch that found no room cannot be measured: %s", error)
         finally:
-            hollow(kit.candidate.model)
+            hollow(model)
 
     def smaller_shards(self, failure: str) -> tuple[ShardCost, ...]:
         """Another cut than the present one. Raises TooLarge where there is none that fits, which `failure` led to."""
@@ -136,7 +139,9 @@ class Cuttable:
             try:
                 costs = self.prospect.shards(int(self.budget * self.share))
             except Infeasible as error:
-                enough = math.ceil(error.smallest_budget / self.share / MIB)
+                if self.share < 1.0:
+                    break
+                enough = math.ceil(error.smallest_budget / MIB)
                 raise TooLarge(
                     f"{failure}, and in the smallest shards node {error.node!r} takes "
                     f"{format_bytes(error.needed_bytes)} for that batch (give a device_memory of {enough}MiB or more)"
@@ -177,12 +182,11 @@ def cut_up(
     return _described(context, files, kit, state["history"], notes)
 
 
-def cut_again(context: WorkerContext, attempt: str, at: At, failure: str) -> Cut:
+def cut_again(context: WorkerContext, attempt: str, at: At | None, failure: str) -> Cut:
     """Cut a trial anew, from its last commit, by what the batch takes for which there was no room."""
     held: Cuttable = context.resident[attempt]
-    state = held.state()
-    held.measure(at, state["tensors"])
-    costs = held.smaller_shards(failure)
+    held.measure(at)
+    costs, state = held.smaller_shards(failure), held.state()
     prepared = Prepared(held.kit.candidate, held.kit.train, held.kit.valid)
     held.kit = make_kit(
         held.prospect, costs, prepared, held.kit.seed, held.budget, held.shapes, between_steps=held.form.between_steps
@@ -190,6 +194,14 @@ def cut_again(context: WorkerContext, attempt: str, at: At, failure: str) -> Cut
     commits = Logbook.from_json(held.files.notes).commits
     take_apart(state, held.kit.plan, held.kit.parts, held.files, commits=commits + 1)
     return _described(context, held.files, held.kit, state["history"])
+
+
+def _batches(kit: Kit, at: At) -> Batches:
+    """Those that it is one of, as a device has them."""
+    if not at.judging:
+        return Batches(kit.candidate, kit.train, training=True, seed=kit.seed)
+    assert kit.valid is not None
+    return Batches(kit.candidate, kit.valid, training=False)
 
 
 class TooLarge(TrialEnded):
@@ -308,7 +320,7 @@ class _Taken:
             self.trial.memory.lower(BUDGET_AFTER_OOM)
             accelerator.release_cached(self.context.device)
         if isinstance(error, torch.OutOfMemoryError | OutOfDeviceMemory):
-            raise NoRoom(str(error), self.trial.at) from error
+            raise StepTooLarge(str(error), self.trial.at) from error
 
     def done(self, value: Any) -> Done:
         files = self.trial.files

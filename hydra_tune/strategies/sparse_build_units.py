@@ -20,13 +20,13 @@ from hydra_tune.graph.placement import PlacementInfeasible
 from hydra_tune.graph.placement.links import link
 from hydra_tune.pipeline.microbatches import microbatches_for
 from hydra_tune.pipeline.prepare import fewest_devices, lay_out, make_kit
-from hydra_tune.shards.prepare import Prospect, examine, examine_mixed, hollow
+from hydra_tune.shards.prepare import Prospect, examine, examine_mixed, hollow, with_evaluation
 from hydra_tune.sparse.blocks import PrunedForm, block_state, layers_left
 from hydra_tune.sparse.pruning import Pruning
 from hydra_tune.sparse.sizes import compressed
 from hydra_tune.sparse.staged import Compressed
 from hydra_tune.sparse.training import SparseTraining
-from hydra_tune.strategies.pipeline_units import DoesNotFit, LaidDown, Staged, draws_in_evaluation, lay_down
+from hydra_tune.strategies.pipeline_units import DoesNotFit, LaidDown, Staged, judged_once, lay_down
 from hydra_tune.strategies.shard_units import Cut, Cuttable, TooLarge, cut_up
 from hydra_tune.strategies.whole import restore
 from hydra_tune.training import Training, named_tensors
@@ -126,7 +126,8 @@ def begin(
     if staging is not None:
         count, warning = microbatches_for(plain, staging.microbatches, staging.stages or staging.devices)
         rows = -(-plain.batches.rows_at(0) // count)
-    dense, at_random = examine(plain, profiles, rows), draws_in_evaluation(plain)
+    at_random, metric_bytes = judged_once(plain)
+    dense = with_evaluation(examine(plain, profiles, rows), plain, rows, metric_bytes)
     in_batches = dense if rows is None or pruning.mask != "early-bird" else examine(plain, profiles)
     training = SparseTraining(prepared, seed, torch.device("cpu"), pruning, 0, 1)
     loaded = restore(training, checkpoints)

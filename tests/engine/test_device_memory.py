@@ -162,6 +162,26 @@ def test_no_room_to_spill_is_raised_where_the_room_was_wanted_and_the_block_stay
         memory.forget(files)
 
 
+def test_what_an_ended_trial_has_here_costs_nobody_else_a_failure(tmp_path: Path) -> None:
+    ended, other = trial(tmp_path, "ended", a=100), trial(tmp_path, "other", b=100, c=100)
+    with memory_of(250) as memory:
+        memory.running = ended
+        memory.acquire(ended, "a", 1.0)
+        memory.release(ended, "a", 1.0, changed_at=1)
+        memory.adopt(ended, "x", torch.ones(100, dtype=torch.uint8), 2.0)
+        SpillFiles([tmp_path], "ended").remove()  # by somebody else: this device has not heard of it yet
+        memory.running = other
+        for key in "bc":
+            use(memory, other, key, 1.0)
+        assert not memory.holds(ended, "a")
+        assert list(tmp_path.iterdir()) == [tmp_path / "other"]
+        memory.running = ended
+        memory.adopt(ended, "y", torch.ones(100, dtype=torch.uint8), 2.0)
+        with pytest.raises(FileNotFoundError, match="the trial has ended"):
+            memory.flush(ended)
+        memory.forget(ended)
+
+
 def test_what_is_prefetched_is_there_and_brings_nothing_out_that_is_due_sooner(tmp_path: Path) -> None:
     files = trial(tmp_path, a=100, b=100, c=100)
     with memory_of(200, prefetch=True) as memory:

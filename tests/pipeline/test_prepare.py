@@ -11,7 +11,7 @@ from torch import nn
 
 from hydra_tune.graph.placement import PlacementInfeasible
 from hydra_tune.pipeline.balanced import Chain
-from hydra_tune.pipeline.prepare import LaidOut, lay_out
+from hydra_tune.pipeline.prepare import LaidOut, lay_out, most_on_a_device
 from hydra_tune.shards.prepare import Prospect, examine
 from hydra_tune.training import Training
 from tests.shards.models import CPU, SEED, candidate
@@ -79,8 +79,25 @@ def test_a_placement_whose_peaks_do_not_fit_is_made_again_with_less_room(placer:
     found = lay_out(prospect, 2, [600, 600], 2, "1f1b", placer, lambda size: 0.0)
     (first,) = [stage for stage in found.stages if stage.device == found.stages[0].device]
     assert 1 <= len(first.nodes) <= 3, "350 bytes are left beside what the first layer takes for a moment"
-    with pytest.raises(PlacementInfeasible, match="lack"):
-        lay_out(sized(prospect, [550, *[0] * LAYERS]), 2, [600, 600], 2, "1f1b", placer, lambda size: 0.0)
+    hard = sized(prospect, [550, *[0] * LAYERS])
+    with pytest.raises(PlacementInfeasible, match=r"lack \d+ B on a device") as raised:
+        lay_out(hard, 2, [600, 600], 2, "1f1b", placer, lambda size: 0.0)
+    lacking = int(raised.value.lacking_bytes)
+    assert 150 <= lacking <= 550, "150 would do, for two nodes beside seven"
+    lay_out(hard, 2, [600 + lacking] * 2, 2, "1f1b", placer, lambda size: 0.0)
+
+
+def test_evaluation_counts_where_there_is_one(tmp_path: Path) -> None:
+    torch.manual_seed(SEED)
+    prospect = even_chain(tmp_path)
+    plain, judged, wide = (
+        lay_out(replace(prospect, **fields), 2, [1 << 30] * 2, 4, "1f1b", "balanced", lambda size: 0.0).stages
+        for fields in ({}, {"judged_batches": 1000.0}, {"metric_bytes": 1 << 20})
+    )
+    without = most_on_a_device(plain, 2, "1f1b", 4)
+    assert {stage.judged_bytes for stage in plain} == {0}
+    assert most_on_a_device(judged, 2, "1f1b", 4) > 1000 * 5 * 6 * 8 > without, "a thousand times five rows of six"
+    assert [stage.judged_bytes for stage in wide] == [0, 1 << 20], "loss and metrics are where the loss is"
 
 
 def test_what_lacks_is_what_each_device_would_have_to_have_more() -> None:

@@ -150,6 +150,29 @@ def test_a_trial_that_fits_reads_its_state_once_and_writes_it_at_commits_only(tm
 # Models that are hard to cut
 
 
+class Renormed(nn.Module):
+    """Embeddings that their own forward makes shorter, in training and in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, 16, max_norm=0.5)
+        self.layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+        self.out = nn.Linear(16, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embedding((x.abs() * 3).long().clamp(max=8)).mean(1)
+        return self.out(torch.tanh(self.layers(h)))
+
+
+@pytest.mark.parametrize("recompute", [frozenset(), EVERY], ids=["kept", "computed again"])
+def test_weights_that_a_forward_changes_in_place(recompute: frozenset[int], tmp_path: Path) -> None:
+    def build() -> ht.Candidate:
+        torch.manual_seed(2)
+        return candidate(model=Renormed().double())
+
+    assert equal_in_shards(build, tmp_path, recompute=recompute) > 2
+
+
 class ChangedLater(nn.Module):
     """A tensor that one layer makes, a later one changes in place, and yet a later one uses; and the same of a view."""
 

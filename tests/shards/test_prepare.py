@@ -58,6 +58,8 @@ def test_costs_that_cover_two_batches_take_what_the_larger_one_takes() -> None:
         first, activation_bytes=20, forward_peak_bytes=8, backward_peak_bytes=12, boundary_bytes=16, saved_input_bytes=6
     )
     assert covering(first, larger) == larger == covering(larger, first)
+    again = replace(first, forward_seconds=9.0)
+    assert covering(first, again) == first, "another clock is no reason for another cut"
     wider = replace(first, boundary_bytes=9, activation_bytes=2, saved_input_bytes=1, stepless_peak_bytes=7)
     both = covering(first, wider)
     assert both == covering(wider, first)

@@ -99,6 +99,9 @@ def test_options_can_be_given_by_a_flag(tmp_path: Path) -> None:
     for flag, said in (
         ("{name: pipeline, placer: m-sctt}", "error: placer cannot be 'm-sctt' (did you mean 'm-sct'?"),
         ("{name: pipeline", "error: --strategy '{name: pipeline' cannot be read (write it as in YAML:"),
+        ("{name: 2026-13-45}", "error: --strategy '{name: 2026-13-45}' cannot be read (write it as in YAML:"),
+        ("[[pipeline]]", "error: strategy cannot be ['pipeline'] (did you mean 'pipeline'? known: "),
+        ("{name: pipeline, 1: 2}", "error: strategy 'pipeline' has no option 1 (known: "),
     ):
         done = run(*SEARCH, "--strategy", flag, "--study", "t", folder=tmp_path)
         assert done.returncode == 2
