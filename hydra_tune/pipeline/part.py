@@ -102,8 +102,12 @@ class Part:
         return self.tensors if self._measured < MEASURED_STEPS else _Nothing()
 
     def counting_judged(self, lane: int) -> Any:
-        """The same in the first batches that are judged: those of the first epoch, in the first lane."""
-        return self.tensors if self._judged_epochs == 0 and lane == 0 else _Nothing()
+        """The same in the first batches that are judged: those of the first epoch, in the first lane.
+
+        Not in mixed precision: counted, torch's encoder layers do not find the types of their weights.
+        """
+        counted = self._judged_epochs == 0 and lane == 0 and not self.kit.program.mixed
+        return self.tensors if counted else _Nothing()
 
     # The batch
 
