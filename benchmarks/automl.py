@@ -3,11 +3,11 @@
     python -m benchmarks.automl                                  2 minutes, 3 seeds: some 6 hours
     python -m benchmarks.automl --at-once 2                      two fits at a time, each with its share of the cores
     python -m benchmarks.automl --minutes 0.5 --seeds 1          a reduced form
-    python -m benchmarks.automl --report                         what the file of results has so far
+    python -m benchmarks.automl --report                         report the results so far
 
-Each fit runs in a process of its own. Results are appended to a file as they come; those that are there are not made
-again, so a run that was interrupted goes on. Systems: Hydra Tune; scikit-learn's MLPClassifier and MLPRegressor in a
-random search; HistGradientBoosting with its defaults and in a random search; FLAML. A quarter of a table is the test.
+Each fit runs in a separate process. Results are appended to a file and not computed again, so an interrupted run can
+continue. Systems: Hydra Tune; scikit-learn's MLPClassifier and MLPRegressor in a random search; HistGradientBoosting
+with its defaults and in a random search; FLAML. A quarter of each table is the test set.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ System = Callable[[pd.DataFrame, pd.DataFrame, str, str, float, int], Predicted]
 
 
 def cores() -> int:
-    """That this fit may use: all systems use as many."""
+    """Return the number of cores that this fit may use, the same for all systems."""
     return len(os.sched_getaffinity(0))
 
 
@@ -56,7 +56,7 @@ def hydra(train: pd.DataFrame, test: pd.DataFrame, target: str, task: str, secon
 
 
 def mlp_search(train: pd.DataFrame, test: pd.DataFrame, target: str, task: str, seconds: float, seed: int) -> Predicted:
-    """A random search of perceptrons by cross-validation, then the best one on all rows."""
+    """Search perceptrons at random by cross-validation, then fit the best one on all rows."""
     from sklearn.neural_network import MLPClassifier, MLPRegressor
 
     random = np.random.default_rng(seed)
@@ -75,7 +75,7 @@ def mlp_search(train: pd.DataFrame, test: pd.DataFrame, target: str, task: str, 
 def boosting_search(
     train: pd.DataFrame, test: pd.DataFrame, target: str, task: str, seconds: float, seed: int
 ) -> Predicted:
-    """The same search of gradient-boosted trees, their defaults first."""
+    """Search gradient-boosted trees in the same way, starting with their defaults."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     random = np.random.default_rng(seed)
@@ -125,7 +125,7 @@ def _searched(
     judged = {"binary": "roc_auc", "multiclass": "accuracy", "regression": "neg_root_mean_squared_error"}[task]
     best: tuple[float, Any] | None = None
     last = 0.0
-    # Until the next one, which takes about as long as the last, would be over after the time.
+    # Stop when the next fit, which takes about as long as the last, would exceed the time.
     while best is None or time.monotonic() - began + last < seconds:
         started = time.monotonic()
         model = make_pipeline(_columns(rows, scaled), propose())
@@ -160,7 +160,7 @@ SYSTEMS: Mapping[str, System] = {
 
 
 def measure(table: str, system: str, seconds: float, seed: int) -> dict[str, Any]:
-    """One fit here, and its score on the quarter of the table that it has not seen."""
+    """Run one fit here and score it on the test quarter of the table."""
     from sklearn.model_selection import train_test_split
 
     from hydra_tune.automl.scores import score_for
@@ -190,7 +190,7 @@ def measure(table: str, system: str, seconds: float, seed: int) -> dict[str, Any
 def fitted(
     wanted: Sequence[tuple[str, str, int]], seconds: float, shares: Sequence[Sequence[int]]
 ) -> Iterator[dict[str, Any]]:
-    """Fit these, as many at a time as there are shares of the cores, each in a process of its own."""
+    """Run these fits in separate processes, as many at a time as there are shares of the cores."""
     free: queue.SimpleQueue[Sequence[int]] = queue.SimpleQueue()
     for share in shares:
         free.put(share)
@@ -211,7 +211,7 @@ def fitted(
 
 
 def report(results: list[dict[str, Any]]) -> None:
-    """Tables, ranks and gaps of what there is; only tables that all systems have fitted with equal seeds count."""
+    """Print tables, ranks and gaps; only tables that all systems have fitted with equal seeds count."""
     found = pd.DataFrame(results)
     rows: list[tuple[str, str]] = []
     ranks: list[pd.Series[Any]] = []

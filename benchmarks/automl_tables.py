@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.automl`: real data that comes inside packages, nothing is fetched."""
+"""Tables of `benchmarks.automl`: real data from installed packages; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def diabetes() -> tuple[pd.DataFrame, str]:
 
 
 def fair() -> tuple[pd.DataFrame, str]:
-    """Whether somebody had an affair, 6,366 rows (Fair 1978)."""
+    """Extramarital affair yes or no, 6,366 rows (Fair 1978)."""
     from statsmodels.datasets import fair as source
 
     frame = source.load_pandas().data

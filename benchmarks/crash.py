@@ -1,7 +1,7 @@
-"""A seeded killer: kill -9 the coordinator or a worker at random instants of a search, resume, and compare.
+"""A seeded killer: kill -9 the coordinator, a worker or the template at random instants of a search, resume, compare.
 
-What must come out: no result lost, none twice, the database whole after every kill, and the same metrics as a run that
-nobody disturbed.
+Expected: no result lost or duplicated, the database intact after every kill, and the same metrics as an undisturbed
+run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 from benchmarks.report import finish
+from hydra_tune.engine.template_client import SHARED
 
 SPEC = """
 import time
@@ -62,7 +63,7 @@ def search_command(trials: int) -> list[str]:
 
 
 def results(folder: Path) -> dict[int, Any]:
-    """The finished trials as the database has them."""
+    """Return the finished trials in the database."""
     query = "SELECT number, value FROM trials JOIN trial_values USING (trial_id) WHERE state = 'COMPLETE'"
     with closing(sqlite3.connect(f"file:{folder}/hydra_tune.db?mode=ro", uri=True)) as connection:
         found = connection.execute(query).fetchall()
@@ -77,9 +78,19 @@ def integrity(folder: Path) -> bool:
         return bool(connection.execute("PRAGMA integrity_check").fetchone() == ("ok",))
 
 
-def workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def templates(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return the process from which a search forks its workers, if it runs."""
     try:
-        return psutil.Process(process.pid).children()
+        children = psutil.Process(process.pid).children()
+        return [child for child in children if "hydra_tune.engine.template" in child.cmdline()]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return the workers and the builder of a search."""
+    try:
+        return [worker for template in templates(process) for worker in template.children()]
     except psutil.NoSuchProcess:
         return []
 
@@ -94,17 +105,19 @@ class Killer:
         self.arguments = search_command(trials)
         self.acknowledged: dict[int, Any] = {}
         self.lost = self.damaged = self.kills = 0
-        self.recoveries: list[float] = []
+        self.recoveries: dict[str, list[float]] = {"worker": [], "coordinator": []}
 
     def run(self) -> None:
         process = self._start()
         while process.poll() is None and self.kills_left:
-            time.sleep(self.chance.uniform(0.5, 4.0))
+            time.sleep(self.chance.uniform(0.3, 2.5))
             if process.poll() is not None:
                 break
-            victim = self.chance.choice(["worker", "coordinator"])
+            victim = self.chance.choice(["worker", "worker", "coordinator", "coordinator", "template"])
             if victim == "worker":
                 self._kill_worker(process)
+            elif victim == "template":
+                self._kill_template(process)
             else:
                 process = self._kill_coordinator(process)
         code = process.wait()
@@ -113,7 +126,8 @@ class Killer:
 
     def _start(self) -> subprocess.Popen[str]:
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        return subprocess.Popen(self.arguments, cwd=self.folder, text=True, **quiet)  # type: ignore[call-overload,no-any-return]
+        own_template = {name: value for name, value in os.environ.items() if name != SHARED}
+        return subprocess.Popen(self.arguments, cwd=self.folder, text=True, env=own_template, **quiet)  # type: ignore[call-overload,no-any-return]
 
     def _kill_worker(self, process: subprocess.Popen[str]) -> None:
         alive = workers(process)
@@ -122,7 +136,13 @@ class Killer:
             began = time.monotonic()
             units = self._units()
             self.chance.choice(alive).kill()
-            self._wait_for_units(units, process, began)
+            self._wait_for_units("worker", units, process, began)
+
+    def _kill_template(self, process: subprocess.Popen[str]) -> None:
+        """Kill the template; its workers go on, so there is no recovery to measure."""
+        for template in templates(process):
+            self._count()
+            template.kill()
 
     def _kill_coordinator(self, process: subprocess.Popen[str]) -> subprocess.Popen[str]:
         if not (self.folder / "hydra_tune.db").exists() or not self._units():
@@ -135,7 +155,7 @@ class Killer:
         units = self._units()
         self.arguments = command("resume", "s", "-q", "--json")
         process = self._start()
-        self._wait_for_units(units, process, began)
+        self._wait_for_units("coordinator", units, process, began)
         return process
 
     def _count(self) -> None:
@@ -143,7 +163,7 @@ class Killer:
         self.kills_left -= 1
 
     def check(self) -> None:
-        """What was acknowledged before is still there, and the file is whole."""
+        """Check that all acknowledged results are still there and the file is intact."""
         self.damaged += not integrity(self.folder)
         now = results(self.folder)
         self.lost += sum(now.get(number) != value for number, value in self.acknowledged.items())
@@ -156,11 +176,11 @@ class Killer:
         except sqlite3.OperationalError:
             return 0
 
-    def _wait_for_units(self, before: int, process: subprocess.Popen[str], began: float) -> None:
-        """Until training goes on, or the search ends: the time is the recovery's."""
+    def _wait_for_units(self, victim: str, before: int, process: subprocess.Popen[str], began: float) -> None:
+        """Wait until training continues or the search ends, and record the recovery time."""
         while process.poll() is None and self._units() <= before:
             time.sleep(0.02)
-        self.recoveries.append(time.monotonic() - began)
+        self.recoveries[victim].append(time.monotonic() - began)
 
 
 def main() -> None:
@@ -170,7 +190,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="five kills")
     options = parser.parse_args()
     kills = 5 if options.quick else options.kills
-    trials = 2 * kills  # enough that the last kill still finds something to disturb
+    trials = 2 * kills + 4  # enough that the last kill still disturbs something
     with tempfile.TemporaryDirectory() as place:
         unbroken, broken = Path(place, "unbroken"), Path(place, "broken")
         for folder in (unbroken, broken):
@@ -182,6 +202,7 @@ def main() -> None:
         killer.check()
         expected, found = results(unbroken), results(broken)
         left = list(broken.glob("hydra_tune_files/*/*.checkpoints"))
+    recoveries = [seconds for each in killer.recoveries.values() for seconds in each]
     document = {
         "kills": killer.kills,
         "lost_results": killer.lost + len(expected.keys() - found.keys()),
@@ -189,8 +210,13 @@ def main() -> None:
         "integrity_failures": killer.damaged,
         "metrics_equal_to_unbroken_run": found == expected,
         "left_over_checkpoints": len(left),
-        "recovery_seconds_p50": round(statistics.median(killer.recoveries), 3),
-        "recovery_seconds_p95": round(statistics.quantiles(killer.recoveries, n=20, method="inclusive")[-1], 3),
+        "recovery_seconds_p50": round(statistics.median(recoveries), 3),
+        "recovery_seconds_p95": round(statistics.quantiles(recoveries, n=20, method="inclusive")[-1], 3),
+        **{
+            f"{victim}_recovery_seconds_p50": round(statistics.median(seconds), 3)
+            for victim, seconds in killer.recoveries.items()
+            if seconds
+        },
     }
     finish([(name, json.dumps(value)) for name, value in document.items()], document)
 

@@ -1,9 +1,9 @@
-"""How long until a study's page is of use, with 1,000, 10,000 and 50,000 trials of 100 reports each.
+"""Time until a study's page is usable, with 1,000, 10,000 and 50,000 trials of 100 reports each.
 
-A real browser opens the page of a study on a server that has just been started, and again once it has been read: the
-time is that from asking for the page until the best value and the first rows of the leaderboard can be read. Then every
-GET route is asked again and again. optuna-dashboard gets the same browser and the same database; there the time is that
-until the study's name can be read, which comes with its trials. The databases are made in build/ and used again.
+A real browser opens a study's page on a freshly started server, and again once the study has been read: the time is
+from the request until the best value and the first rows of the leaderboard are readable. Then every GET route is
+requested repeatedly. optuna-dashboard gets the same browser and database; its time is until the study's name is
+readable, which comes with its trials. The databases are made in build/ and reused.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ PATHS = (
     "/api/studies/1/devices", "/api/studies/1/timeline", "/api/studies/1/timeline?start=1767225600&end=1767226600",
 )  # fmt: skip
 GIVE_UP = 150.0
-"""Seconds after which a page counts as having taken that long; the ratio is then a lower bound."""
+"""Seconds after which waiting for a page stops; the ratio is then a lower bound."""
 
 
 def database(trials: int) -> Path:
-    """The file with so many trials, made where it is not there yet."""
+    """Return the file with `trials` trials; create it if missing."""
     path = Path("build/benchmarks").absolute() / f"{trials}-trials.db"
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -53,7 +53,7 @@ def database(trials: int) -> Path:
 
 @contextmanager
 def served(*command: str, says: str) -> Iterator[tuple[str, psutil.Process]]:
-    """A server as a process: its address and itself."""
+    """Run a server process; yield its address and the process."""
     server = subprocess.Popen(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
@@ -85,7 +85,7 @@ def theirs(path: Path) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def seconds_to_read(page: Page, address: str, selector: str) -> float:
-    """From asking for a page until what the selector names can be seen."""
+    """Return the seconds from requesting a page until the selected element is visible."""
     began = time.perf_counter()
     page.goto(address, wait_until="commit")
     try:
@@ -113,7 +113,7 @@ def visit_theirs(address: str, browser: Any) -> float:
 
 
 def latencies(address: str, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each route, asked in turn."""
+    """Return the milliseconds of each route, requested in turn."""
     host = address.removeprefix("http://").rstrip("/")
     found: dict[str, list[float]] = {path: [] for path in PATHS}
     connection = http.client.HTTPConnection(host, timeout=60)
@@ -160,7 +160,7 @@ def measure(trials: int, rounds: int, browser: Any, document: dict[str, Any]) ->
 
 
 def against_optuna_dashboard(trials: int, rounds: int, browser: Any, document: dict[str, Any]) -> list[tuple[str, str]]:
-    """Both on one database, each visit on a server that has just been started."""
+    """Compare both on one database, each visit on a freshly started server."""
     path = database(trials)
 
     def one(serve: Any, visit: Any) -> float:

@@ -1,9 +1,9 @@
-"""Elastic exchange around a centre: accuracy and bytes for several tau against local SGD, and what churn costs.
+"""Elastic exchange around a centre: accuracy and bytes for several tau against local SGD, and the cost of churn.
 
 Everything runs in this process, one thread, with the code that workers run: clients and the centre in the spill store
-(`hydra_tune.elastic`). A virtual clock says whose phase ends next, so that runs can be repeated. In the churn run one
-client is killed at half time in the middle of its phase, one joins at three quarters, and one is five times slower;
-the others take the batches that those leave. Updates that were made and never reached the centre are counted.
+(`strategies/elastic`). A virtual clock orders the ends of phases, so that runs can be repeated. In the churn run one
+client is killed at half time in the middle of its phase, one joins at three quarters, and one is five times slower; the
+others take over their batches. Updates that never reached the centre are counted.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 
 from benchmarks.ist import CPU, Task, digits, in_rounds, laid_out, state_bytes, synthetic
 from benchmarks.report import arguments, finish
-from hydra_tune.elastic.centre import Centre, shards_of
-from hydra_tune.elastic.client import Client, Work
-from hydra_tune.elastic.rules import BETA
-from hydra_tune.subnets.judging import judged
+from hydra_tune.strategies.elastic.centre import Centre, shards_of
+from hydra_tune.strategies.elastic.client import Client
+from hydra_tune.strategies.elastic.work import BETA, Work
+from hydra_tune.strategies.subnets.judging import judged
 
 CLIENTS = 4
 TAUS = (1, 4, 16, 64)
@@ -32,17 +32,17 @@ CHURN_TAU = 16
 
 @dataclass(frozen=True)
 class Centred:
-    """What came of one training."""
+    """Result of one training."""
 
     accuracy: float
-    """Of the centre."""
+    """Accuracy of the centre."""
     client_accuracy: float
-    """Of a client at the end."""
+    """Accuracy of a client at the end."""
     server_bytes: int
     lost_updates: int
-    """Steps that were made and never reached the centre."""
+    """Steps that never reached the centre."""
     joined: int
-    """Clients that there were, over all time."""
+    """Total number of clients over time."""
 
 
 class Batches:
@@ -75,15 +75,15 @@ class _Run:
         self.kit, self.state, self.centre, self.batches, self.tau, self.churn = kit, state, centre, batches, tau, churn
         self.phases = phases
         self.clients: dict[int, tuple[Client, float]] = {}
-        """With the time that a step takes."""
+        """Each client and the time of one of its steps."""
         self.joined = 0
         self.queue: list[tuple[float, int, float, tuple[int, int, int]]] = []
-        """Phases under way: when each ends, whose it is, when it began, its batches."""
+        """Running phases: end, client, start, batches."""
         self.returned: list[tuple[int, int, int]] = []
         self.lost = 0
 
     def join(self, now: float, pace: float = 1.0) -> None:
-        """A new client starts from the centre."""
+        """Start a new client from the centre."""
         started = {**self.state, "tensors": self.centre.read()}
         client = Client(self.kit, started, CPU, self.centre)
         client.is_measured()
@@ -96,7 +96,7 @@ class _Run:
         heapq.heappush(self.queue, (now + self.tau * self.clients[index][1], index, now, span))
 
     def kill(self, index: int, now: float) -> None:
-        """A client dies in the middle of its phase, which another one then makes anew."""
+        """Kill a client in the middle of its phase, which another client then repeats."""
         (phase,) = [each for each in self.queue if each[1] == index]
         self.queue.remove(phase)
         heapq.heapify(self.queue)

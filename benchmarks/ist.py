@@ -1,7 +1,7 @@
 """Independent subnets against local SGD and data parallelism: bytes, accuracy at equal steps and FLOPs, memory.
 
 Everything runs in this process, one thread, with the code that workers run: phases of subnets and the assembly of their
-results (`hydra_tune.subnets`). Local SGD is the same with nothing dealt out; data parallelism of n workers is one
+results (`strategies/subnets`). Local SGD is the same with nothing dealt out; data parallelism of n workers is one
 worker with n times the batch, its bytes those of the gradients. The controls are a dense net as narrow as a subnet, and
 the dense net trained for as many FLOPs as all subnets together took.
 """
@@ -21,33 +21,34 @@ from torch.utils.data import TensorDataset
 
 import hydra_tune as ht
 from benchmarks.report import arguments, finish
-from hydra_tune.shards.optimizers import OptimizerParts
-from hydra_tune.subnets.assembly import assembled
-from hydra_tune.subnets.find import find_structure
-from hydra_tune.subnets.judging import judged
-from hydra_tune.subnets.phase import Phase, RoundsKit, State, share_of, start
-from hydra_tune.subnets.structure import Structure
-from hydra_tune.training import Training
+from hydra_tune.strategies.shard.optimizers import OptimizerParts
+from hydra_tune.strategies.subnets.assembly import assembled
+from hydra_tune.strategies.subnets.find import find_structure
+from hydra_tune.strategies.subnets.judging import judged
+from hydra_tune.strategies.subnets.phase import Phase, RoundsKit, State, start
+from hydra_tune.strategies.subnets.structure import Structure
+from hydra_tune.strategies.subnets.work import share_of
+from hydra_tune.training.loop import Training
 
 CPU = torch.device("cpu")
 LOCAL_STEPS = 20
 PASSES = 16
-"""Over the digits in what counts as an epoch: a round ends with its epoch, and 39 batches are not 20 for each of 8."""
+"""Passes over the digits per epoch: a round ends with its epoch, and 39 batches are too few for 20 on each of 8."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A data set, a perceptron with batch-norm for it (as in the paper), and how long it is trained."""
+    """A data set, a perceptron with batch-norm for it (as in the paper), and its training length."""
 
     name: str
     train: TensorDataset
     valid: TensorDataset
     widths: tuple[int, ...]
-    """Inputs, hidden layers, outputs."""
+    """Widths of inputs, hidden layers and outputs."""
     batch: int
     rate: float
     steps: int
-    """Of each worker, whatever their number."""
+    """Steps of each worker, for any number of workers."""
 
     def candidate(self, widths: tuple[int, ...], batch: int) -> ht.Candidate:
         return ht.Candidate(
@@ -59,13 +60,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of one training."""
+    """Result of one training."""
 
     accuracy: float
     bytes: int
-    """Communicated, by the tensors that went."""
+    """Bytes communicated, counted from the tensors."""
     peak: int
-    """The most that a worker held."""
+    """Peak bytes of a worker."""
 
 
 def perceptron(widths: tuple[int, ...]) -> nn.Sequential:
@@ -95,7 +96,7 @@ def digits() -> Task:
 
 
 def synthetic(rows: int = 12_000) -> Task:
-    """Classes that a random net of two layers gives, with a tenth of the labels changed."""
+    """Classes from a random net of two layers, with a tenth of the labels changed."""
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(rows, 32, generator=generator)
     hidden = torch.tanh(inputs @ torch.randn(32, 24, generator=generator) / 3)
@@ -110,7 +111,7 @@ def synthetic(rows: int = 12_000) -> Task:
 
 
 def laid_out(task: Task, workers: int, seed: int, *, dealt: bool, local_steps: int) -> tuple[RoundsKit, State]:
-    """A trial as the builder lays it out."""
+    """Set up a trial like the builder does."""
     torch.manual_seed(seed)
     candidate = task.candidate(task.widths, task.batch)
     training = Training(candidate, task.train, None, seed, CPU)
@@ -125,7 +126,7 @@ def laid_out(task: Task, workers: int, seed: int, *, dealt: bool, local_steps: i
 def in_rounds(
     task: Task, workers: int, seed: int, steps: int, *, dealt: bool, local_steps: int = LOCAL_STEPS
 ) -> Trained:  # fmt: skip
-    """Rounds of local phases: independent subnets, or local SGD where nothing is dealt out."""
+    """Train in rounds of local phases: independent subnets, or local SGD if not `dealt`."""
     kit, state = laid_out(task, workers, seed, dealt=dealt, local_steps=local_steps)
     batches = len(task.train) // task.batch
     moved = peak = 0
@@ -147,7 +148,7 @@ def in_rounds(
 
 
 def alone(task: Task, widths: tuple[int, ...], batch: int, seed: int, steps: int) -> Trained:
-    """One worker, plain SGD."""
+    """Train one worker with plain SGD."""
     torch.manual_seed(seed)
     training = Training(task.candidate(widths, batch), task.train, task.valid, seed, CPU)
     while training.steps < steps:
@@ -158,14 +159,14 @@ def alone(task: Task, widths: tuple[int, ...], batch: int, seed: int, steps: int
 
 
 def weights(widths: tuple[int, ...], n: int = 1) -> int:
-    """Of a subnet, by the formula of the paper with biases; of the whole net for n = 1."""
+    """Return the weights of a subnet by the paper's formula with biases; of the whole net for n = 1."""
     d, *hidden, classes = widths
     inner = sum(a * b for a, b in pairwise(hidden)) // n**2
     return d * hidden[0] // n + inner + hidden[-1] * classes // n + sum(hidden) // n + classes
 
 
 def state_bytes(widths: tuple[int, ...], n: int = 1) -> int:
-    """What a subnet brings and takes: weights, and of batch-norm scale, shift, mean, variance and a counter a layer."""
+    """Return the bytes a subnet sends or receives: weights, batch-norm scale, shift, mean, variance and counters."""
     hidden = widths[1:-1]
     return 4 * (weights(widths, n) + 4 * sum(hidden) // n) + 8 * len(hidden)
 
@@ -197,7 +198,7 @@ def percent(trained: list[Trained]) -> str:
 
 
 def gap(found: dict[str, list[Trained]]) -> float:
-    """Points that local SGD is ahead, on average over seeds."""
+    """Return the mean lead of local SGD over seeds, in percentage points."""
     pairs = zip(found["local SGD"], found["ist"], strict=True)
     return statistics.mean(100 * (local.accuracy - ist.accuracy) for local, ist in pairs)
 

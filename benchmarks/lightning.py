@@ -1,10 +1,10 @@
-"""What HydraTuneCallback costs a training step: the same Trainer with it and without.
+"""Cost of HydraTuneCallback per training step: the same Trainer with and without it.
 
-One percent of a step is less than what a machine changes from one moment to the next. So all is measured in one fit:
-the steps take turns without a callback, with an empty one and with HydraTuneCallback, and what each adds is the median
-difference to the step without one beside it, in each of several fits. The empty one shows what Lightning takes to call
-the hooks of any callback. Two models, as the share depends on the step: the classifier of examples/lightning_digits.py,
-whose step is mostly Lightning's own work, and one of some milliseconds. One process of one thread; the reports go to a
+One percent of a step is less than a machine's fluctuation between moments. So all is measured in one fit: steps
+alternate between no callback, an empty one and HydraTuneCallback, and the cost of each is the median difference to a
+neighbouring step without one, in each of several fits. The empty callback shows Lightning's own cost of calling hooks.
+There are two models, as the share depends on the step: the classifier of examples/lightning_digits.py, whose step is
+mostly Lightning's own work, and one with a step of some milliseconds. One process of one thread; the reports go to a
 study in memory, so that no database is measured.
 """
 
@@ -50,7 +50,7 @@ class Empty(pl.Callback):
 
 
 class Clock:
-    """Times each step from the end of the one before, and has the callbacks take turns, step by step."""
+    """Times each step from the end of the previous one, and alternates the callbacks step by step."""
 
     def __init__(self, module: Module, turns: dict[str, Any]) -> None:
         self.turns = turns
@@ -67,7 +67,7 @@ class Clock:
         self._next()
 
     def _next(self) -> None:
-        """The next turn; each round has the three in an order of its own."""
+        """Start the next turn; each round has its own order of the three."""
         if not self._left:
             if len(self._round) == len(self.turns):
                 self.rounds.append(self._round)
@@ -102,7 +102,7 @@ def medium() -> tuple[nn.Module, TensorDataset]:
 
 
 def measure(make: Callable[[], tuple[nn.Module, TensorDataset]], epochs: int) -> tuple[float, float, float]:
-    """The median step without a callback, and what an empty one and ours add to it, in microseconds."""
+    """Return the median step without a callback, and the extra time of an empty one and ours, in microseconds."""
     torch.manual_seed(0)
     layers, data = make()
     module = Module(layers)

@@ -1,7 +1,7 @@
-"""Writes a study with any number of trials straight into the tables: for measuring whoever reads them.
+"""Writes a study with any number of trials straight into the tables, for measuring readers.
 
-The trials are made up, but every table that a finished search fills is filled: parameters, values, reports, metrics,
-attempts and units on two devices.
+The trials are invented, but every table of a finished search is filled: parameters, values, reports, metrics, attempts
+and units on two devices.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ SPACE: dict[str, tuple[str, Callable[[random.Random], float]]] = {
         lambda r: float(r.randrange(3)),
     ),
 }
-"""Each parameter's distribution and how its stored number is drawn."""
+"""Each parameter's distribution and the draw of its stored number."""
 
 
 def write_study(url: str, name: str, trials: int, reports: int, seed: int = 0) -> int:
-    """Make the study `name` with so many finished trials of so many reports; its id."""
+    """Create the study `name` with `trials` finished trials of `reports` reports each; return its id."""
     chance = random.Random(seed)
     with open_storage(url) as storage:
         study_id = int(storage.create_new_study([optuna.study.StudyDirection.MAXIMIZE], name))

@@ -1,8 +1,7 @@
 """Model parallelism for `benchmarks.shard_parallel`: one trial at a time, shard i on device i mod 2.
 
-It trains in the same shards with the same prefetching, in one process: a thread computes, and one for each of two
-device memories brings shards in. Handing a boundary from one device to the other costs it nothing here, so that what it
-would really reach is less.
+It trains in the same shards with the same prefetching, in one process: one thread computes, and one per device memory
+loads shards. Passing a boundary between devices is free here, so a real system would reach less.
 """
 
 from __future__ import annotations
@@ -19,26 +18,27 @@ from typing import Any
 import torch
 
 import hydra_tune as ht
-from hydra_tune.builds import Prepared
-from hydra_tune.engine.device_memory import DeviceMemory
-from hydra_tune.engine.spill import SpillFiles
-from hydra_tune.shards.exchange import take_apart
-from hydra_tune.shards.prepare import examine, hollow, make_kit
-from hydra_tune.shards.trial import ShardedTrial
-from hydra_tune.training import Training
+from hydra_tune.spill.device_memory import DeviceMemory
+from hydra_tune.spill.store import SpillFiles
+from hydra_tune.strategies.shard.exchange import take_apart
+from hydra_tune.strategies.shard.prepare import make_kit, observe_candidate
+from hydra_tune.strategies.shard.skeleton import empty_parameters
+from hydra_tune.strategies.shard.trial import ShardedTrial
+from hydra_tune.training.loop import Training
+from hydra_tune.training.prepared import Prepared
 
 
 def play(made: ht.Candidate, budget: int) -> None:
-    """A player of one trial: it makes so many steps as each turn says."""
+    """Play one trial: make as many steps as each turn asks for."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
         training = Training(made, made.train, None, 0, torch.device("cpu"))
-        prospect = examine(training, Path(place) / "profiles")
+        prospect = observe_candidate(training, Path(place) / "profiles")
         prepared = Prepared(made, made.train, None)
-        kit = make_kit(prospect, prospect.shards(budget), prepared, 0, budget, training.named_tensors())
+        kit = make_kit(prospect, prospect.shards(budget), prepared, 0, training.named_tensors())
         files = SpillFiles([Path(place)], "trial")
         take_apart(training.state(), kit.plan, kit.parts, files)
-        hollow(made.model)
+        empty_parameters(made.model)
         del training
         devices = TwoDevices(budget)
         trial = ShardedTrial(kit, devices, files)  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def play(made: ht.Candidate, budget: int) -> None:
 
 
 class TwoDevices:
-    """Two device memories behind one face: each block is on the device of its shard."""
+    """Two device memories behind one interface: each block is on the device of its shard."""
 
     def __init__(self, budget: int) -> None:
         self.device = torch.device("cpu")
@@ -71,7 +71,7 @@ class TwoDevices:
 
     def _of(self, files: Any, key: str) -> Any:
         shard = key.split("/")[1]
-        if key[0] in "xd":  # a boundary is where it was made, and costs nothing to hand over
+        if key[0] in "xd":  # a boundary stays where it was made, and passing it is free
             return next((memory for memory in self.both if memory.holds(files, key)), self.both[self.at])
         return self.both[int(shard) % 2]
 
@@ -114,7 +114,7 @@ class TwoDevices:
 
 
 def _follow_shards(trial: Any, devices: TwoDevices) -> None:
-    """Let the device that computes be that of the shard whose step runs."""
+    """Switch the computing device to that of the shard whose step runs."""
     plain = trial.runner.step
 
     @contextmanager

@@ -1,6 +1,6 @@
-"""Small graphs at random, and the shortest makespan of any placement of them, by branch and bound.
+"""Random small graphs, and the shortest makespan of all their placements, by branch and bound.
 
-Tests and the placement benchmark judge the placers by it. It shares no code with them, so that it can contradict them.
+Tests and the placement benchmark judge the placers by it. It shares no code with them, so as to be independent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """What `place` is given, with nodes numbered in topological order. Transfers are parallel."""
+    """Input of `place`, with nodes numbered in topological order. Transfers are parallel."""
 
     times: Mapping[int, int]
     memory: Mapping[int, int]
@@ -26,19 +26,19 @@ class Instance:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of `place`."""
+        """Return the keyword arguments of `place`."""
         return {
             "devices": self.devices, "capacity": self.capacity, "edge_bytes": self.edge_bytes, "groups": self.groups,
         }  # fmt: skip
 
     @property
     def small_transfers(self) -> bool:
-        """Whether no transfer takes longer than any node."""
+        """True if no transfer takes longer than any node."""
         return max(self.edges.values(), default=0) <= min(self.times.values())
 
 
 def random_instance(seed: int, most: int = 8) -> Instance:
-    """A graph of up to `most` nodes; small or large transfers, with or without caps, groups and remote inputs."""
+    """Return a graph of up to `most` nodes; small or large transfers, with or without caps, groups, remote inputs."""
     rng = random.Random(seed)
     count, devices = rng.randint(3, most), rng.choice([2, 3])
     small, capped = rng.random() < 0.5, rng.random() < 0.5
@@ -63,10 +63,10 @@ def random_instance(seed: int, most: int = 8) -> Instance:
 
 
 def optimal_makespan(instance: Instance, upper: float = math.inf) -> float | None:
-    """The shortest makespan of all placements, or `upper` if none is shorter; None where no placement fits.
+    """Return the shortest makespan of all placements, or `upper` if none is shorter; None if no placement fits.
 
     Nodes are added to a schedule in the order of their starts, each as early as its device and inputs allow: every
-    schedule that cannot be pushed to the left is found once.
+    left-justified schedule is found once.
     """
     if not math.isfinite(upper) and not _fits_somehow(instance):
         return None
@@ -97,7 +97,7 @@ class _Search:
                        for node in range(count)]  # fmt: skip
         self.after = [[(v, instance.edge_bytes.get((u, v), 0)) for u, v in instance.edges if u == node]
                       for node in range(count)]  # fmt: skip
-        self.level = [0] * count  # the way to the end without any transfers
+        self.level = [0] * count  # longest path to the end without transfers
         for node in reversed(range(count)):
             self.level[node] = instance.times[node] + max((self.level[v] for v, _ in self.after[node]), default=0)
         self.mates = [{m for group in instance.groups if node in group for m in group} for node in range(count)]
@@ -120,7 +120,7 @@ class _Search:
                 continue
             for device in range(self.instance.devices):
                 if device and not any(self.free[device - 1 :]):
-                    break  # one unused device is as good as another
+                    break  # all unused devices are equivalent
                 start = self.free[device]
                 for u, seconds, _ in self.before[node]:
                     start = max(start, self.stop[u] + (seconds if self.device[u] != device else 0))
@@ -133,7 +133,7 @@ class _Search:
                 self.remove(node)
 
     def hopeless(self, now: int, work: int) -> bool:
-        """Whether what is left takes too long on all devices together, or some node has too long a way to the end."""
+        """True if the remaining work, or some node's longest path to the end, cannot beat the best schedule."""
         if sum(max(free, now) for free in self.free) + work >= self.best * self.instance.devices:
             return True
         for node, where in enumerate(self.device):
@@ -144,7 +144,7 @@ class _Search:
         return False
 
     def put(self, node: int, device: int) -> bool:
-        """Place the node, unless memory or its group forbid it."""
+        """Place the node, unless memory or its group forbids it."""
         if any(self.device[mate] not in (-1, device) for mate in self.mates[node]):
             return False
         self.charge(node, device, 1)

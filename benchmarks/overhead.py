@@ -1,7 +1,7 @@
-"""What a search costs around the user's code: a trivial objective of 5 parameters and 10 reports on two workers.
+"""Overhead of a search around user code: a trivial objective of 5 parameters and 10 reports on two workers.
 
-Hydra Tune and Optuna write every trial durably to SQLite; Ray Tune keeps its own experiment state. Random sampling
-everywhere. The time is that between the first and the last trial's end, so that starting up counts for nobody.
+Hydra Tune and Optuna write every trial durably to SQLite; Ray Tune keeps its own experiment state. All sample at
+random. The time runs from the first to the last trial's end, so that start-up is excluded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def objective(trial: Any) -> float:
 
 
 def ms_per_trial(ends: list[float]) -> float:
-    """Mean time between the ends of consecutive trials."""
+    """Return the mean milliseconds between the ends of consecutive trials."""
     return 1000 * (max(ends) - min(ends)) / (len(ends) - 1)
 
 
@@ -93,7 +93,7 @@ def ray_tune(trials: int) -> float:
 
 
 def burn(trial: Any) -> float:
-    """A trial of one CPU-bound second or so: the same work each time."""
+    """Run about one CPU-bound second: the same work each time."""
     began = time.time()
     total = 0
     for i in range(12_000_000):
@@ -118,13 +118,13 @@ def burn_seconds(devices: str, trials: int) -> float:
 
 
 def reports_per_second(reports: int) -> float:
-    """How many reports of one trial reach the database, durably, in a second."""
+    """Return the number of one trial's reports that are durably stored per second."""
 
     def reporting(trial: Any) -> float:
         began = time.perf_counter()
         for step in range(reports):
             trial.report(float(step), step)
-        trial.should_prune()  # answered when all of them have been taken
+        trial.should_prune()  # answered after all reports have been received
         trial.set_user_attr("rate", reports / (time.perf_counter() - began))
         return 0.0
 
@@ -138,7 +138,7 @@ def reports_per_second(reports: int) -> float:
 
 
 def growth(few: int, many: int, measured: int = 200) -> float:
-    """What a trial costs with `many` trials in the study, against `few`."""
+    """Return the cost of a trial with `many` trials in the study, relative to `few`."""
     with tempfile.TemporaryDirectory(dir=".") as folder:
         url = f"sqlite:///{folder}/growth.db"
         costs = {}

@@ -2,13 +2,13 @@
 
 All train the same network on the same batches, the pipelines in the same micro-batches. `torch` is
 torch.distributed.pipelining with Schedule1F1B between two processes over gloo, cut at the same layer. A step is
-measured from the batch to the end of the optimizer's step. What neighbours do to the machine changes from one minute to
-the next, so all take turns, each in processes of its own that sleep meanwhile: one device, torch and the pipeline step
-by step, where a round's figure is the median of the ratios of neighbouring steps; two trials, at once and one after the
-other, twenty steps at a time: at the end of a turn, which a search has only once, the last step has no company.
+measured from the batch to the end of the optimizer's step. The load of a shared machine changes from minute to minute,
+so all take turns, each in its own processes that sleep meanwhile: one device, torch and the pipeline step by step,
+where a round's figure is the median ratio of neighbouring steps; two trials, at once and one after the other, twenty
+steps at a time, since the last step of a turn, which a search has only once, runs alone.
 
-`two_devices_vs_one` is what two cores give to two trials that have nothing to do with each other: on a shared machine
-less than two, and no pipeline can be expected to reach more than its share of that.
+`two_devices_vs_one` is the gain of two cores for two independent trials: less than two on a shared machine, and no
+pipeline can exceed its share of that.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from benchmarks.report import arguments, finish, interleaved, ratios, spread
 
 WIDTH, LAYERS, BATCH, BATCHES, MICROBATCHES = 768, 8, 4096, 10, 8
 FILLING = 4
-"""Micro-batches where two trials run at once: more gaps to fill."""
+"""Micro-batches when two trials run at once: more gaps to fill."""
 A_TURN = 2 * BATCHES
-"""Steps of each of two trials."""
+"""Steps per turn of each of two trials."""
 WARM = 2
-"""Steps of a player that do not count: the first ones make memory, and measure."""
+"""Warm-up steps of a player that do not count: the first steps allocate memory and measure."""
 MODULE = "benchmarks.pipeline"
 
 
 def network() -> nn.Sequential:
-    """Layers of one size; the last one is small, so that halves are as even as they can be."""
+    """Return layers of one size; the last one is small, so that halves are as even as possible."""
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(LAYERS)]
     return nn.Sequential(*layers, nn.Linear(WIDTH, 10))
 
@@ -60,7 +60,7 @@ def build(trial: Any, epochs: int = 1) -> ht.Candidate:
 
 
 def searched(folder: str, strategy: Any, trials: int = 1, epochs: int = 1) -> None:
-    """A search of so many trials, all at once."""
+    """Run a search of `trials` trials, all at once."""
     result = ht.search(
         functools.partial(build, epochs=epochs), trials=trials, devices="2xcpu", concurrency=trials, sampler="random",
         seed=1, storage=f"sqlite:///{folder}/pipeline.db", study=f"run-{time.time_ns()}", progress=False,
@@ -71,10 +71,10 @@ def searched(folder: str, strategy: Any, trials: int = 1, epochs: int = 1) -> No
 
 
 def play_search(name: str, placer: str, microbatches: int, trials: int, epochs: int, folder: str) -> None:
-    """A player: a search whose every batch waits for its turn."""
-    from hydra_tune.strategies import whole
-    from hydra_tune.strategies.pipeline import InStages
-    from hydra_tune.strategies.pipeline_batch import Batch
+    """Play a search whose every batch waits for its turn."""
+    from hydra_tune.strategies.pipeline.batch import Batch
+    from hydra_tune.strategies.pipeline.strategy import InStages
+    from hydra_tune.strategies.whole import strategy as whole
 
     whole.SLICE_SECONDS = 0.0
     if name == "1f1b":
@@ -93,7 +93,7 @@ def player(
 
 
 def single_steps(folder: str) -> dict[str, list[float]]:
-    """The steps of one device, of two such at once, of torch and of the pipeline, taken in turns."""
+    """Return the step times of one device, of two at once, of torch and of the pipeline, taken in turns."""
     place = str(Path(folder).resolve())
     alone = {
         "one device": player(folder, "whole"),
@@ -102,7 +102,7 @@ def single_steps(folder: str) -> dict[str, list[float]]:
     }
     both = [player(folder, "whole") for _ in range(2)]
     seconds: dict[str, list[float]] = {name: [] for name in (*alone, "two devices")}
-    for batch in range(BATCHES - 1):  # what a search does at its end is in nobody's turn
+    for batch in range(BATCHES - 1):  # the end of a search is outside all turns
         for name in seconds if batch % 2 else reversed(seconds):
             if name in alone:
                 seconds[name].append(alone[name].turn())
@@ -117,10 +117,10 @@ def single_steps(folder: str) -> dict[str, list[float]]:
 
 
 def two_trials(folder: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds for some steps of each of two trials: at once, and one after the other.
+    """Return the seconds for some steps of each of two trials: at once, and one after the other.
 
-    All have the same stages. Where the last micro-batch goes back in halves, a trial by itself has fewer gaps to fill
-    than plain 1F1B leaves; two by that, one after the other, take twice what one does.
+    All have the same stages. If the last micro-batch goes back in halves, a single trial has fewer gaps to fill than in
+    plain 1F1B; two such trials one after the other take twice the time of one.
     """
     turns = A_TURN // BATCHES  # in epochs
     pair = player(folder, "pipeline", "balanced", FILLING, trials=2, epochs=turns * (1 + 2 * rounds) + 1)
@@ -139,7 +139,7 @@ def two_trials(folder: str, rounds: int) -> dict[str, list[float]]:
 
 
 def rank(index: int, folder: str) -> None:
-    """One of torch's two stages: the same layers that the balanced placement puts there."""
+    """Run one of torch's two stages, with the layers that the balanced placement puts there."""
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -185,7 +185,7 @@ def main() -> None:
     rounds = options.rounds or (1 if options.quick else 5)
     steps: dict[str, list[list[float]]] = {}
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        # Their profiles are kept for the others.
+        # Profiles of these runs are kept for the others.
         searched(folder, {"name": "pipeline", "microbatches": MICROBATCHES})
         searched(folder, {"name": "pipeline", "microbatches": FILLING})
         for round_ in range(rounds):
@@ -199,7 +199,7 @@ def main() -> None:
 
 def _report(seconds: dict[str, list[float]], steps: dict[str, list[list[float]]]) -> None:
     def neighbours(slow: str, fast: str) -> list[float]:
-        """For each round, the median ratio of steps beside each other."""
+        """Return the median ratio of neighbouring steps for each round."""
         pairs = zip(steps[slow], steps[fast], strict=True)
         return [statistics.median(ratios(a, b)) for a, b in pairs]
 

@@ -1,10 +1,9 @@
-"""How long it takes to place a graph of 2,000 nodes, and how near the placements of small graphs come to the optimum.
+"""Time to place a graph of 2,000 nodes, and distance of small graphs' placements from the optimum.
 
-The large graph is made of blocks of parallel branches, as captured models are; four devices whose memory is a tenth
-more than it takes. `placement_seconds_2000_nodes` is one run of m-topo, m-etf and m-sct together. The small graphs, of
-3 to 8 nodes on two or three devices, are compared with the optimum by branch and bound (benchmarks/optimal.py). Last,
-two networks are trained in a pipeline on two CPU devices, and the step that was predicted is compared with the one
-that was measured.
+The large graph consists of blocks of parallel branches, like captured models; four devices have a tenth more memory
+than needed. `placement_seconds_2000_nodes` is one run of m-topo, m-etf and m-sct together. The small graphs, of 3 to 8
+nodes on two or three devices, are compared with the optimum by branch and bound (benchmarks/optimal.py). Last, two
+networks are trained in a pipeline on two CPU devices, and the predicted step time is compared with the measured one.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ PLACERS = ("m-topo", "m-etf", "m-sct")
 
 
 def large_graph(seed: int = 0) -> dict[str, Any]:
-    """Blocks of one to four branches of one to five nodes, joined by a node that also takes the block's input."""
+    """Return blocks of 1 to 4 branches of 1 to 5 nodes, joined by a node that also takes the block's input."""
     rng = random.Random(seed)
     edges: dict[tuple[int, int], float] = {}
     joint, count = 0, 1
@@ -56,7 +55,7 @@ def large_graph(seed: int = 0) -> dict[str, Any]:
 
 
 def seconds(graph: dict[str, Any], *algorithms: str) -> float:
-    """How long these placers take, one after the other."""
+    """Return the seconds that these placers take, one after the other."""
     began = time.perf_counter()
     for algorithm in algorithms:
         place(**graph, algorithm=algorithm)
@@ -64,7 +63,7 @@ def seconds(graph: dict[str, Any], *algorithms: str) -> float:
 
 
 def ratios_to_optimal(graphs: int) -> dict[tuple[str, str], list[float]]:
-    """Makespan over optimum, by placer and kind of graph."""
+    """Return makespan over optimum, by placer and kind of graph."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     seed = 0
     while len(found["best", "all"]) < graphs:
@@ -87,7 +86,7 @@ def ratios_to_optimal(graphs: int) -> dict[tuple[str, str], list[float]]:
 
 
 class Inception(nn.Module):
-    """Blocks of branches of unlike depth, concatenated."""
+    """Concatenated branches of different depth, in blocks."""
 
     def __init__(self, width: int = 32, blocks: int = 3) -> None:
         super().__init__()
@@ -139,7 +138,7 @@ def build(trial: Any, network: str) -> ht.Candidate:
 
 
 def measured_to_predicted(network: str) -> float:
-    """A step's measured time over its predicted one."""
+    """Return a step's measured time over its predicted time."""
     with tempfile.TemporaryDirectory(dir=".") as folder:
         result = ht.search(
             functools.partial(build, network=network), trials=1, devices="2xcpu", seed=1, progress=False,
@@ -155,7 +154,7 @@ def measured_to_predicted(network: str) -> float:
 def main() -> None:
     options = arguments(__doc__ or "")
     graph = large_graph()
-    seconds(graph, *PLACERS)  # imports and first uses
+    seconds(graph, *PLACERS)  # warm up imports and caches
     measured = interleaved(
         {
             "all three": lambda: seconds(graph, *PLACERS),

@@ -1,12 +1,12 @@
-"""Twelve mixed candidates on two CPU devices: how well their time and memory are predicted, and what choosing pays.
+"""Twelve mixed candidates on two CPU devices: accuracy of predicted time and memory, and the gain from choosing.
 
 Small MLPs, a residual net, and five GPTs, of which two fit a device whole and three do not. `auto` chooses for each
 trial; `shard` and `pipeline`, one trial at a time as both devices hardly hold the largest, are the fixed strategies
-that can train all twelve (`whole` cannot: some do not fit). `model parallel` is one trial at a time, of which one
-device computes at a time, with the memory of both; that handing over costs it nothing is in its favour. Then six small
-trials and a long one on the same two devices, which is alone for most of its time, unless it is spread over both. A
-makespan is from the first unit of a search to its last, builds and surveys included. What models cost is measured once
-and kept; `cold` is the search that measures it. What is slower by far runs in fewer rounds.
+that can train all twelve (`whole` cannot: some do not fit). `model parallel` trains one trial at a time on one device
+at a time, with the memory of both and free transfers, which favours it. Then six small trials and a long one run on the
+same two devices; the long one is alone for most of its time, unless it is spread over both. A makespan is from the
+first unit of a search to its last, including builds and surveys. The costs of models are measured once and kept; `cold`
+is the search that measures them. Much slower systems run in fewer rounds.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ BUDGET = 64 * 2**20
 VOCABULARY, STEPS = 64, 64
 MLPS, NETS, GPTS = 6, 1, 5
 BESIDE = 2
-"""Rounds of what is slower by far."""
+"""Rounds of the much slower systems."""
 LONG = 7
-"""Trials of the second search, of which one is long."""
+"""Trials of the second search, one of which is long."""
 TRIALS = MLPS + NETS + GPTS
 
 
@@ -53,7 +53,7 @@ class Block(nn.Module):
 
 
 class Last(nn.Module):
-    """The next token, from the last step."""
+    """Predicts the next token from the last step."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def candidate(model: nn.Module, train: TensorDataset, batch_size: int, epochs: i
 
 
 def build(trial: Any) -> ht.Candidate:
-    """Candidate number `which`: some of each kind, the long ones neither first nor last."""
+    """Build candidate number `which`: some of each kind, the long ones neither first nor last."""
     which = trial.suggest_int("which", 0, TRIALS - 1)
     if which in (2, 7):
         return candidate(gpt(256, 4), text(16 * 24), 16, 1)
@@ -127,7 +127,7 @@ def small(width: int) -> ht.Candidate:
 
 
 def build_long(trial: Any) -> ht.Candidate:
-    """The last one has large layers, and goes on when the others have ended."""
+    """Build small candidates, and last a long one with large layers."""
     if trial.suggest_int("which", 0, LONG - 1) < LONG - 1:
         return small(256)
     layers = [layer for _ in range(8) for layer in (nn.Linear(768, 768), nn.ReLU())]
@@ -135,7 +135,7 @@ def build_long(trial: Any) -> ht.Candidate:
 
 
 class Run:
-    """A search, and what it recorded."""
+    """A search and its records."""
 
     def __init__(self, folder: str, make: Callable[[Any], ht.Candidate], trials: int, **options: Any) -> None:
         from hydra_tune.storage import open_storage
@@ -183,7 +183,7 @@ def main() -> None:
     rounds = options.rounds or (1 if options.quick else 5)
     mixed = {"device_memory": BUDGET}
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        cold = auto(folder)  # what is measured of models is kept for the others
+        cold = auto(folder)  # its measurements of models are kept for the others
         AUTO.clear()
         contest = {
             "auto": lambda: auto(folder),
@@ -206,7 +206,7 @@ def main() -> None:
 
 
 def _errors(name: str, predicted: str) -> list[float]:
-    """Of each trial that was long enough to be measured: measured against predicted, as a distance from 1."""
+    """Return |measured / predicted - 1| of each trial that was long enough to be measured."""
     found = []
     for run in AUTO:
         for choice in run.choices():
@@ -220,7 +220,7 @@ def _report(
 ) -> None:
     time_errors = _errors("measured_batch_ms", "predicted_batch_ms")
     memory_errors = _errors("measured_device_bytes", "predicted_device_bytes")
-    # Of the fixed strategies that can train all twelve.
+    # The best of the fixed strategies that can train all twelve.
     pipeline = statistics.median(beside["pipeline"])
     fixed_best = [min(shard, pipeline) for shard in seconds["shard"]]
     tail_best = [min(three) for three in zip(tail["whole"], tail["shard"], tail["pipeline"], strict=True)]

@@ -1,7 +1,7 @@
-"""Systems that take turns: each in processes of its own, which sleep until they are told to make some steps.
+"""Systems that take turns, each in its own processes, which sleep until they are told to make some steps.
 
-What neighbours do to a shared machine changes from one minute to the next. Runs of a minute, one after another, meet
-different machines; turns of a step, or of a few, meet the same one.
+The load of a shared machine changes from minute to minute. Runs of a minute, one after another, meet different
+conditions; turns of one or a few steps meet the same.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from hydra_tune.engine.process import MEMORY_SETTINGS
+from hydra_tune.engine.launch import MEMORY_SETTINGS
 
 
 class Player:
-    """A system in processes of its own; the first of them is told what to do, and says how long that took."""
+    """A system in its own processes; the first receives the turns and reports their times."""
 
     def __init__(self, module: str, *commands: Sequence[str]) -> None:
         environment = {**os.environ, **MEMORY_SETTINGS, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -33,18 +33,18 @@ class Player:
         ]  # fmt: skip
 
     def turn(self, trials: Sequence[int] = (0,), steps: int = 1) -> float:
-        """The seconds that so many steps of each of these trials take, at once."""
+        """Run `steps` steps of each of these trials at once; return the seconds."""
         self.begin(trials, steps)
         return self.end()
 
     def begin(self, trials: Sequence[int] = (0,), steps: int = 1) -> None:
-        """Let a turn begin, beside whatever else runs."""
+        """Begin a turn without waiting for it."""
         told = self._processes[0].stdin
         assert told is not None
         print(json.dumps([list(trials), steps]), file=told, flush=True)
 
     def end(self) -> float:
-        """Wait for the end of the turn."""
+        """Wait for the end of the turn and return its seconds."""
         said = self._processes[0].stdout
         assert said is not None
         line = said.readline()
@@ -53,22 +53,22 @@ class Player:
         return float(line)
 
     def finish(self) -> None:
-        """Let it go on without turns, to its end."""
+        """Let the system run to its end without turns."""
         for process in self._processes:
             process.communicate()
             assert process.returncode == 0
 
 
 def wait_for_turn() -> None:
-    """In a player of one trial without a `Gate`: sleep until the next turn, which is one step."""
+    """Sleep until the next turn of one step, in a player of one trial without a `Gate`."""
     sys.stdin.readline()
 
 
 class Gate:
-    """In a player that searches: every step of its trials waits here until the trial has a turn.
+    """Makes every step of a searching player's trials wait for a turn.
 
-    When nobody is left to give turns the gate is open. What a trial does at its end is in nobody's turn if it has more
-    steps than turns.
+    When nobody gives turns any more, the gate is open. A trial with more steps than turns does its final work outside
+    all turns.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Gate:
         self._turns: asyncio.Task[None] | None = None
 
     def guard(self, kind: type[Any], method: str) -> None:
-        """Let a strategy's trials make their steps, which this method makes, in turns only."""
+        """Make this method, which runs one step of a strategy's trial, wait for its turn."""
         plain: Callable[..., Awaitable[Any]] = getattr(kind, method)
 
         async def in_turn(trial: Any, *given: Any) -> Any:

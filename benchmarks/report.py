@@ -1,4 +1,4 @@
-"""What all benchmarks share: arguments, repeated interleaved rounds, and the table and JSON at the end."""
+"""Shared by all benchmarks: arguments, repeated interleaved rounds, and the table and JSON at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def arguments(description: str) -> argparse.Namespace:
-    """`--quick` for a short run, `--rounds` for how often each system is measured."""
+    """Parse `--quick` for a short run and `--rounds` for the number of measurements of each system."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
     parser.add_argument("--rounds", type=int, default=None, help="how often each system is measured")
@@ -31,12 +31,12 @@ def interleaved(systems: Mapping[str, Callable[[], float]], rounds: int) -> dict
 
 
 def spread(values: list[float]) -> str:
-    """Median, then least and most."""
+    """Format the median, minimum and maximum."""
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
 def ratios(slow: list[float], fast: list[float]) -> list[float]:
-    """How many times faster, round by round."""
+    """Return the speed-up of each round."""
     return [a / b for a, b in zip(slow, fast, strict=True)]
 
 

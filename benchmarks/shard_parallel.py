@@ -4,12 +4,11 @@
 shards, shard i on device i mod 2, with the same prefetching on both; it is simulated, in its favour
 (`benchmarks.model_parallel`). `ideal` is task parallelism with everything in memory, `all fits` is `shard` with a
 budget for that. All train the same batches. They take turns, three batches of each trial at a time, in processes that
-sleep meanwhile, so that all of them meet the same machine; a round's figure is the ratio of neighbouring turns.
+sleep meanwhile, so that all meet the same conditions; a round's figure is the ratio of neighbouring turns.
 
-How busy devices are, and which trials stay where, comes from a search that nobody interrupts, and from one by plain
-lrtf.
+Utilisation and residency come from an uninterrupted search, and from one by plain lrtf.
 
-How much is computed for each byte moved goes with the rows of a batch: `ROWS=512 python -m benchmarks.shard_parallel`.
+The computation per byte moved grows with the rows of a batch: `ROWS=512 python -m benchmarks.shard_parallel`.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from benchmarks.report import arguments, finish, interleaved, ratios, spread
 
 WIDTH, LAYERS, BATCHES, TRIALS = 1024, 32, 12, 4
 BATCH = int(os.environ.get("ROWS", "1024"))
-"""Rows a batch: what a shard computes each time it is brought in. For a transformer it would be the tokens."""
+"""Rows per batch, the work of a shard each time it is loaded. For a transformer it would be the tokens."""
 STATE = LAYERS * WIDTH * (WIDTH + 1) * 12
 """Bytes of float32 weights and Adam's two moments."""
 BUDGET = STATE // 4
 A_TURN = 3
-"""Batches of each trial: so many that the ends of a turn, where a device waits for the other, count for little."""
+"""Batches of each trial per turn: enough that waiting at the ends of a turn counts for little."""
 MODULE = "benchmarks.shard_parallel"
 SEARCHES: dict[str, dict[str, Any]] = {
     "shard": {"device_memory": BUDGET, "strategy": "shard"},
@@ -67,11 +66,11 @@ def build(trial: Any, batches: int) -> ht.Candidate:
 
 
 def searched(name: str, folder: str, batches: int = BATCHES) -> list[Any]:
-    """Search with all trials at once; the units that ran."""
+    """Search with all trials at once; return the recorded units."""
     from hydra_tune.storage import open_storage
     from hydra_tune.storage.queries import trial_units
 
-    url = f"sqlite:///{folder}/units.db"  # one for all, so that they share a profile
+    url = f"sqlite:///{folder}/units.db"  # one database for all, so that they share a profile
     result = ht.search(
         functools.partial(build, batches=batches), trials=TRIALS, devices="2xcpu", concurrency=TRIALS,
         sampler="random", seed=1, storage=url, progress=False, checkpoint_seconds=3600, study=f"run-{time.time_ns()}",
@@ -85,7 +84,7 @@ def searched(name: str, folder: str, batches: int = BATCHES) -> list[Any]:
 
 
 class Run:
-    """What a search recorded of its training steps."""
+    """Recorded training steps of a search."""
 
     def __init__(self, name: str, folder: str) -> None:
         training = ("train", "forward", "forward-backward", "backward", "step", "commit")
@@ -96,12 +95,12 @@ class Run:
 
     @property
     def utilization(self) -> float:
-        """The share of the devices' time in which they trained."""
+        """Share of the devices' time spent training."""
         return sum(unit.seconds for unit in self.trained) / (2 * self.seconds)
 
     @property
     def makespan_vs_bound(self) -> float:
-        """Against the longest trial, or all work spread evenly over the devices."""
+        """Makespan relative to the longest trial, or to all work spread evenly over the devices."""
         work: dict[int, float] = {}
         for unit in self.trained:
             work[unit.number] = work.get(unit.number, 0.0) + unit.seconds
@@ -109,7 +108,7 @@ class Run:
 
     @property
     def residency(self) -> float:
-        """The share of batches whose device trained the same trial in the batch before."""
+        """Share of batches whose device trained the same trial in the previous batch."""
         batches = sorted((u for u in self.trained if u.kind == "forward-backward"), key=lambda unit: unit.started)
         same, last = [], dict[str, int]()
         for unit in batches:
@@ -119,9 +118,10 @@ class Run:
         return statistics.mean(same) if same else 0.0
 
     def overhead(self, *, between_units: bool) -> float:
-        """Seconds between the end of one step and the start of the next on the same device, at the median.
+        """Return the median seconds between the end of a step and the start of the next on the same device.
 
-        Or only where the next one begins a unit, which here is a batch: handing it out and making its rows included.
+        With `between_units`, only before the first step of a unit, here a batch: includes dispatch and fetching its
+        rows.
         """
         found = []
         for device in ("cpu:0", "cpu:1"):
@@ -135,8 +135,9 @@ class Run:
 
 
 def play_search(name: str, folder: str, batches: int) -> None:
-    """A player: a search whose every batch waits for its turn."""
-    from hydra_tune.strategies import shard, whole
+    """Play a search whose every batch waits for its turn."""
+    from hydra_tune.strategies.shard import strategy as shard
+    from hydra_tune.strategies.whole import strategy as whole
 
     whole.SLICE_SECONDS = shard.SLICE_SECONDS = 0.0  # a unit is a batch
     gate = Gate()
@@ -146,11 +147,11 @@ def play_search(name: str, folder: str, batches: int) -> None:
 
 
 def turns(folder: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of three batches of each trial, for each system; the first turn of each, in which it starts, is left out.
+    """Return the seconds of three batches of each trial, for each system, without the first turn.
 
     Model parallelism has one trial, which makes the batches of all: they take the same time one after another.
     """
-    batches = A_TURN * (1 + rounds) + 1  # the last one, with what a search does at its end, is in nobody's turn
+    batches = A_TURN * (1 + rounds) + 1  # the last one, with the end of the search, is outside all turns
     searches = {
         name: Player(MODULE, ["--search", name, folder, str(batches)]) for name in ("shard", "ideal", "all fits")
     }

@@ -20,11 +20,11 @@ from torch.utils.data import TensorDataset
 
 import hydra_tune as ht
 from benchmarks.report import arguments, finish, spread
-from hydra_tune.builds import Prepared
-from hydra_tune.seeds import seed_everything
-from hydra_tune.sparse.pruning import Pruning
-from hydra_tune.sparse.training import SparseTraining
-from hydra_tune.training import Training
+from hydra_tune.core.seeds import seed_everything
+from hydra_tune.strategies.sparse.pruning import Pruning
+from hydra_tune.strategies.sparse.training import SparseTraining
+from hydra_tune.training.loop import Training
+from hydra_tune.training.prepared import Prepared
 
 SPARSITY, EPOCHS, BATCH, TEST_ROWS = 0.9, 60, 64, 540
 
@@ -57,7 +57,7 @@ def begun(kind: str, seed: int, epochs: int) -> Training:
 
 
 def trained(kind: str, seed: int, epochs: int) -> tuple[Training, float, list[float]]:
-    """Train to the end: the training, the last accuracy in percent, and the seconds of each epoch's step."""
+    """Train to the end; return the training, the final accuracy in percent, and the step seconds of each epoch."""
     training = begun(kind, seed, epochs)
     seconds = []
     for _ in range(epochs):

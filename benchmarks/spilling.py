@@ -1,7 +1,7 @@
-"""A model whose training state is eight times the device budget, against the same model with all the memory it wants.
+"""A model whose training state is eight times the device budget, against the same model with unlimited memory.
 
-One CPU device of one core; throughput of training batches of 512 rows, in one process, so that nothing but spilling
-differs. The spill store is on tmpfs and on disk in turn; `without double buffering` brings no shard in ahead.
+One CPU device of one core; throughput of training batches of 512 rows, in one process, so that only spilling differs.
+The spill store is on tmpfs and on disk in turn; `without double buffering` loads no shard ahead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.report import arguments, finish, interleaved, ratios, spread
-from hydra_tune.engine.process import MEMORY_SETTINGS
+from hydra_tune.engine.launch import MEMORY_SETTINGS
 
 WIDTH, LAYERS, BATCH, BATCHES = 1024, 40, 512, 4
 STATE = LAYERS * WIDTH * (WIDTH + 1) * 12
@@ -30,13 +30,14 @@ def run(place: str, budget: int, double_buffering: bool) -> None:
     from torch.utils.data import TensorDataset
 
     import hydra_tune as ht
-    from hydra_tune.builds import Prepared
-    from hydra_tune.engine.device_memory import DeviceMemory
-    from hydra_tune.engine.spill import SpillFiles
-    from hydra_tune.shards.exchange import take_apart
-    from hydra_tune.shards.prepare import examine, hollow, make_kit
-    from hydra_tune.shards.trial import ShardedTrial
-    from hydra_tune.training import Training
+    from hydra_tune.spill.device_memory import DeviceMemory
+    from hydra_tune.spill.store import SpillFiles
+    from hydra_tune.strategies.shard.exchange import take_apart
+    from hydra_tune.strategies.shard.prepare import make_kit, observe_candidate
+    from hydra_tune.strategies.shard.skeleton import empty_parameters
+    from hydra_tune.strategies.shard.trial import ShardedTrial
+    from hydra_tune.training.loop import Training
+    from hydra_tune.training.prepared import Prepared
 
     torch.set_num_threads(1)
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
@@ -50,13 +51,11 @@ def run(place: str, budget: int, double_buffering: bool) -> None:
         _warm_then_time(training.train_for, training.end_epoch)
         return
     with tempfile.TemporaryDirectory(dir=place) as folder:
-        prospect = examine(training, Path(place) / "hydra-tune-bench-profiles")
-        kit = make_kit(
-            prospect, prospect.shards(budget), Prepared(made, data, None), 1, budget, training.named_tensors()
-        )
+        prospect = observe_candidate(training, Path(place) / "hydra-tune-bench-profiles")
+        kit = make_kit(prospect, prospect.shards(budget), Prepared(made, data, None), 1, training.named_tensors())
         files = SpillFiles([Path(folder)], "trial")
         take_apart(training.state(), kit.plan, kit.parts, files)
-        hollow(made.model)
+        empty_parameters(made.model)
         del training
         memory = DeviceMemory(budget, torch.device("cpu"), prefetch=double_buffering)
         trial = ShardedTrial(kit, memory, files)
@@ -76,7 +75,7 @@ def _warm_then_time(train: object, end_epoch: object) -> None:
 
 
 def seconds(place: str, budget: int, double_buffering: bool = True) -> float:
-    """In a process of its own, with the memory settings of a worker."""
+    """Measure a batch in a separate process with a worker's memory settings."""
     environment = {**os.environ, **MEMORY_SETTINGS, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.spilling", "--run", place, str(budget), str(int(double_buffering))]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)

@@ -1,4 +1,4 @@
-"""`hydra-tune`: the commands put together, and what errors look like on a terminal.
+"""`hydra-tune`: assembles the commands and prints errors.
 
 Exit codes: 0 done, 1 no trial completed, 2 the input is wrong, 130 interrupted.
 """
@@ -45,9 +45,9 @@ for command in (
 
 def _version(asked: bool) -> None:
     if asked:
-        from hydra_tune import __version__
+        from hydra_tune.core.version import VERSION
 
-        typer.echo(f"hydra-tune {__version__}")
+        typer.echo(f"hydra-tune {VERSION}")
         raise typer.Exit
 
 
@@ -71,7 +71,7 @@ def main() -> None:
 
 def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run a command; errors become one line on stderr and an exit code."""
-    from hydra_tune.errors import HydraTuneError, InputError
+    from hydra_tune.core.errors import HydraTuneError, InputError
 
     try:
         result = app(arguments, prog_name="hydra-tune", standalone_mode=False)
@@ -82,7 +82,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:
-        # The reader of our output has gone, as `| head` does.
+        # The reader of our output is gone, as with `| head`.
         sys.stderr.close()
         return 0
     except HydraTuneError as error:
@@ -93,7 +93,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
 
 
 def _usage(error: typer.TyperException, arguments: list[str]) -> str:
-    """What was wrong with the words of a command, with the word itself, which Typer leaves out."""
+    """Return the message for a usage error with the offending word, which Typer leaves out."""
     says = getattr(error, "format_message", error.__str__)().rstrip(".")
     flags = getattr(getattr(error, "param", None), "opts", [])
     given = [value for flag, value in itertools.pairwise(arguments) if flag in flags]
@@ -101,6 +101,6 @@ def _usage(error: typer.TyperException, arguments: list[str]) -> str:
 
 
 def _complain(message: str) -> None:
-    if not message:  # a command without words has printed its help
+    if not message:  # a command without arguments has printed its help
         return
     print(f"error: {' '.join(message.split())}", file=sys.stderr)

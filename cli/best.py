@@ -12,8 +12,8 @@ def best(study: Study, storage: Storage = None, as_json: Json = False) -> int:
 
     from hydra_tune.cli.show import print_trial
     from hydra_tune.cli.tables import print_json, print_table, trials_table
-    from hydra_tune.errors import SearchFailed
-    from hydra_tune.settings import default_storage
+    from hydra_tune.coordinator.settings import default_storage
+    from hydra_tune.core.errors import SearchFailed
     from hydra_tune.storage import open_storage
     from hydra_tune.storage.queries import study_summary, trial_records
 

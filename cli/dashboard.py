@@ -28,8 +28,8 @@ def dashboard(
     open: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Show studies, trials and devices in a browser."""
+    from hydra_tune.coordinator.settings import default_storage
     from hydra_tune.dashboard.server import Options, serve
-    from hydra_tune.settings import default_storage
 
     serve(
         Options(

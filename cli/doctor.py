@@ -1,4 +1,4 @@
-"""`hydra-tune doctor`: what this machine and this database look like to a search."""
+"""`hydra-tune doctor`: checks this machine and a database for a search."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def doctor(
 ) -> int:
     """Check devices, memory, versions and the database."""
     from hydra_tune.cli.tables import print_json
-    from hydra_tune.settings import default_storage
+    from hydra_tune.coordinator.settings import default_storage
 
     report = {
         **_machine(),
@@ -49,8 +49,8 @@ def doctor(
 def _machine() -> dict[str, Any]:
     import psutil
 
-    from hydra_tune.devices import cores, format_bytes, parse_devices
-    from hydra_tune.files import SHARED_MEMORY
+    from hydra_tune.coordinator.files import SHARED_MEMORY
+    from hydra_tune.core.devices import cores, format_bytes, parse_devices
 
     memory = psutil.virtual_memory()
     shared = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
@@ -64,19 +64,22 @@ def _machine() -> dict[str, Any]:
 
 
 def _rates(calibrate: bool) -> dict[str, float]:
-    """What plans go by; empty where nothing was measured yet, which a search does when it needs to."""
+    """Return the machine's rates used for plans; empty if none were measured yet (a search measures when needed)."""
     from dataclasses import asdict
     from pathlib import Path
     from tempfile import gettempdir
 
-    from hydra_tune.devices import parse_devices
-    from hydra_tune.files import SHARED_MEMORY
-    from hydra_tune.planning import rates
+    from hydra_tune.coordinator.files import SHARED_MEMORY
+    from hydra_tune.core.devices import parse_devices
+    from hydra_tune.planner.rates import known_rates
 
-    found = rates.known_rates()
+    found = known_rates()
     if calibrate:
+        from hydra_tune.planner import calibration
+
         disk = Path(gettempdir())
-        found = rates.calibrate(SHARED_MEMORY if SHARED_MEMORY.is_dir() else disk, disk, len(parse_devices("auto")))
+        host = SHARED_MEMORY if SHARED_MEMORY.is_dir() else disk
+        found = calibration.calibrate(host, disk, len(parse_devices("auto")))
     return {} if found is None else asdict(found)
 
 
@@ -93,8 +96,8 @@ def _versions() -> dict[str, str]:
 
 
 def _database(url: str) -> dict[str, Any]:
-    """The database's health, and what to do where it is not well."""
-    from hydra_tune.errors import StorageError
+    """Return the database's state of health, with remedies for problems."""
+    from hydra_tune.core.errors import StorageError
     from hydra_tune.storage import open_storage
     from hydra_tune.storage.database import masked, sqlite_path
     from hydra_tune.storage.queries import list_studies
@@ -114,7 +117,7 @@ def _database(url: str) -> dict[str, Any]:
 
 
 def _integrity(opened: Any) -> list[str]:
-    """What SQLite itself finds wrong with the file."""
+    """Return the problems that SQLite itself finds in the file."""
     from hydra_tune.storage.database import sqlite_path
 
     if sqlite_path(opened.engine) is None:
@@ -140,13 +143,13 @@ def _stale_leases(opened: Any, studies: list[Any]) -> list[str]:
 
 
 def _orphan_files(url: str, opened: Any, studies: list[Any]) -> list[str]:
-    """Files of studies or trials that are no longer in the database, and of searches that were killed."""
+    """Return files of studies or trials that are no longer in the database, and of killed searches."""
     from pathlib import Path
     from tempfile import gettempdir
 
     from optuna.trial import TrialState
 
-    from hydra_tune.files import SHARED_MEMORY, StudyFiles, abandoned_directories, files_directory
+    from hydra_tune.coordinator.files import SHARED_MEMORY, StudyFiles, abandoned_directories, files_directory
 
     files = {summary.study_id: StudyFiles.of(url, summary.study_id, summary.settings) for summary in studies}
     known = {place.directory for place in files.values()}
@@ -173,7 +176,7 @@ def _said_rates(rates: dict[str, float]) -> str:
 
 
 def _print(report: dict[str, Any]) -> None:
-    from hydra_tune.errors import printable
+    from hydra_tune.core.errors import printable
 
     for name, value in report.items():
         if name == "devices":

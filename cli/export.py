@@ -1,4 +1,4 @@
-"""`hydra-tune export STUDY --to DIR`: a trained model that leaves Hydra Tune."""
+"""`hydra-tune export STUDY --to DIR`: exports a trained model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def export(
 ) -> None:
     """Write a trial's weights (safetensors), its record (JSON) and its program (torch.export)."""
     from hydra_tune.cli.tables import print_json
-    from hydra_tune.export import export_trial
-    from hydra_tune.settings import default_storage
+    from hydra_tune.coordinator.export import export_trial
+    from hydra_tune.coordinator.settings import default_storage
 
     exported = export_trial(storage or default_storage(), study, to, trial=trial, force=force)
     if as_json:

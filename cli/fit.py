@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hydra_tune.cli.options import Json, Storage, program
+from hydra_tune.cli.options import Json, Quiet, Storage, option, program
 
 
 def fit(
@@ -28,12 +28,12 @@ def fit(
     families: Annotated[list[str] | None, typer.Option(help="A model family to search; several times.")] = None,
     refit: Annotated[bool, typer.Option("--refit", help="Train the chosen models again on all rows.")] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of the fit; drawn and recorded when not given.")] = None,
-    study: Annotated[str | None, typer.Option(help="Name of the study; made up when not given.")] = None,
+    study: Annotated[str | None, option("study")] = None,
     storage: Storage = None,
-    devices: Annotated[str, typer.Option(help="auto, 2xcpu, or cuda:0,cuda:1.")] = "auto",
-    device_memory: Annotated[str | None, typer.Option(help="Budget of each device, such as 8GiB.")] = None,
+    devices: Annotated[str, option("devices")] = "auto",
+    device_memory: Annotated[str | None, option("device_memory")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the fit in --to.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> int:
     """Fit a table: search model families, ensemble the best, and leave a predictor."""
@@ -54,7 +54,7 @@ def fit(
 def fit_and_show(
     table: str | None, target: str, to: Path, options: dict[str, Any], *, again: str, quiet: bool, as_json: bool
 ) -> int:
-    """Fit, or go on with a fit, and print what it found; the exit code. `again` is the command that goes on."""
+    """Fit, or continue a fit, print the result and return the exit code. `again` is the command to continue."""
     started = _seconds_since_start()
     from hydra_tune.automl.fit import fit as fit_table
 
@@ -68,7 +68,7 @@ def fit_and_show(
 
 
 def show_fit(directory: Path, *, as_json: bool) -> None:
-    """Print what a fit found, and what to do with it."""
+    """Print the result of a fit and the next commands."""
     from hydra_tune.cli.leaderboard import print_leaderboard
 
     print_leaderboard(directory, as_json=as_json)
@@ -78,7 +78,7 @@ def show_fit(directory: Path, *, as_json: bool) -> None:
 
 
 def _seconds_since_start() -> float:
-    """What starting the interpreter and importing took: the user waits for that too."""
+    """Return the seconds spent on starting the interpreter and importing, which the user waits for too."""
     import psutil
 
     return max(0.0, clock.time() - float(psutil.Process(os.getpid()).create_time()))

@@ -20,10 +20,11 @@ def leaderboard(
 
 
 def print_leaderboard(directory: Path, *, importance: bool = False, as_json: bool) -> None:
-    """The leaderboard as a table, or as one JSON document."""
+    """Print the leaderboard as a table, or as one JSON document."""
     from hydra_tune.automl.predictor import Predictor
-    from hydra_tune.cli.tables import Table, number, print_json, print_table
-    from hydra_tune.devices import format_bytes
+    from hydra_tune.cli.tables import number, print_json, print_table
+    from hydra_tune.core.devices import format_bytes
+    from hydra_tune.core.tables import Table
 
     predictor = Predictor(directory)
     columns = predictor.feature_importance() if importance else None

@@ -10,8 +10,8 @@ from hydra_tune.cli.options import Json, Storage
 def migrate(storage: Storage = None, as_json: Json = False) -> None:
     """Upgrade the tables of a database; an SQLite file is backed up beside itself first."""
     from hydra_tune.cli.tables import print_json
-    from hydra_tune.errors import StorageError
-    from hydra_tune.settings import default_storage
+    from hydra_tune.coordinator.settings import default_storage
+    from hydra_tune.core.errors import StorageError
     from hydra_tune.storage.database import connect, masked, sqlite_path
     from hydra_tune.storage.schema import HEAD, OPTUNA_HEAD, Versions, read_versions, upgrade
 

@@ -1,4 +1,4 @@
-"""`hydra-tune plan SPEC`: what would be trained how, and why, without training."""
+"""`hydra-tune plan SPEC`: shows the chosen strategies and their reasons, without training."""
 
 from __future__ import annotations
 
@@ -6,46 +6,40 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hydra_tune.cli.options import Json, Storage
+from hydra_tune.cli.options import Data, Epochs, Json, Spec, with_settings
 
 if TYPE_CHECKING:
-    from hydra_tune.plan_search import PlannedTrial, SearchPlan
-    from hydra_tune.planning.outlook import Outlook
+    from hydra_tune.coordinator.plan_search import PlannedTrial, SearchPlan
+    from hydra_tune.planner.outlook import Outlook
 
 SAMPLE = 4
 
 
+@with_settings(
+    storage=None, devices=None, device_memory=None, spill=None,
+    strategy="auto, any, a strategy, or several to choose from, as in whole,pipeline.", sampler=None,
+    seed="Seed of the candidates.",
+)  # fmt: skip
 def plan(
-    spec: Annotated[str, typer.Argument(help="A YAML file, file.py:build, or package.module:build.", metavar="SPEC")],
+    spec: Spec,
     trials: Annotated[int, typer.Option(help="How many candidates are built and looked at.")] = SAMPLE,
-    storage: Storage = None,
-    devices: Annotated[str | None, typer.Option(help="auto, 2xcpu, or cuda:0,cuda:1.")] = None,
-    device_memory: Annotated[str | None, typer.Option(help="Budget of each device, such as 8GiB.")] = None,
-    spill: Annotated[str | None, typer.Option(help="Directory for what processes hand to each other.")] = None,
-    strategy: Annotated[
-        str | None, typer.Option(help="auto, any, a strategy, or several to choose from, as in whole,pipeline.")
-    ] = None,
-    sampler: Annotated[str | None, typer.Option(help="tpe, random, cmaes, gp, qmc, grid or nsgaii.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the candidates.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs of each candidate of a built-in family.")] = None,
-    data: Annotated[str | None, typer.Option(help="Data set for built-in families.")] = None,
+    *,
+    epochs: Epochs = None,
+    data: Data = None,
     as_json: Json = False,
+    **flags: Any,
 ) -> int:
     """Build some candidates, measure them, and say by which strategy each would be trained, and how long all would
     take. Nothing is trained; what is measured is kept for the search."""
-    from hydra_tune.errors import SpecError
-    from hydra_tune.plan_search import plan_search
-    from hydra_tune.spec import read_spec, strategy_flag
+    from hydra_tune.coordinator.plan_search import plan_search
+    from hydra_tune.coordinator.spec import read_spec
+    from hydra_tune.core.errors import SpecError
 
     if trials < 1:
         raise SpecError(f"trials cannot be {trials}", "give how many candidates to look at, 1 or more")
-    flags: dict[str, Any] = {
-        "storage": storage, "devices": devices, "device_memory": device_memory, "spill": spill,
-        "strategy": strategy_flag(strategy),
-        "sampler": sampler, "seed": seed, "epochs": epochs, "data": data,
-    }  # fmt: skip
+    flags |= {"epochs": epochs, "data": data}
     if not spec.endswith((".yaml", ".yml")):
-        flags["trials"] = trials  # a build function alone does not say how many there will be
+        flags["trials"] = trials  # a build function alone does not give their number
     found = plan_search(read_spec(spec, flags), trials)
     if as_json:
         _print_json(found)
@@ -56,7 +50,7 @@ def plan(
 
 def _print(found: SearchPlan) -> None:
     from hydra_tune.cli.tables import short_params
-    from hydra_tune.errors import printable
+    from hydra_tune.core.errors import printable
 
     for trial in found.trials:
         typer.echo(printable(f"candidate {trial.number}: {short_params(trial.params)}"))
@@ -68,10 +62,11 @@ def _print(found: SearchPlan) -> None:
 
 
 def print_options(choice: dict[str, Any]) -> None:
-    """The strategies that were considered, the chosen one marked, and why."""
-    from hydra_tune.cli.tables import Table, print_table
-    from hydra_tune.devices import format_bytes
-    from hydra_tune.errors import printable
+    """Print the considered strategies, with the chosen one marked, and the reason."""
+    from hydra_tune.cli.tables import print_table
+    from hydra_tune.core.devices import format_bytes
+    from hydra_tune.core.errors import printable
+    from hydra_tune.core.tables import Table
 
     names = ["", "strategy", "parts", "seconds", "device", "host", "moved", "against it"]
     table = Table(names, numeric=frozenset(names[2:7]))
@@ -91,7 +86,7 @@ def print_options(choice: dict[str, Any]) -> None:
 
 
 def _ahead(found: SearchPlan) -> str:
-    """What the whole search would take, and what would make it quicker."""
+    """Return the expected time of the whole search and the ways to make it faster."""
     now = found.now
     devices = f"{now.pool.devices} device{'s' if now.pool.devices > 1 else ''}"
     if not now.makespan:

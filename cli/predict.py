@@ -1,4 +1,4 @@
-"""`hydra-tune predict DIR TABLE`: what a fitted model says of new rows."""
+"""`hydra-tune predict DIR TABLE`: predictions of a fitted model for new rows."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def _print_scores(scores: dict[str, float], as_json: bool) -> None:
 
 
 def _check_file(to: Path | None) -> None:
-    from hydra_tune.errors import SpecError, quoted
+    from hydra_tune.core.errors import SpecError, quoted
 
     if to is not None and to.suffix not in (".csv", ".parquet"):
         raise SpecError(f"predictions cannot go to {quoted(str(to))}", "give a .csv or .parquet file")
 
 
 def _write(frame: pd.DataFrame, to: Path) -> None:
-    from hydra_tune.errors import InputError
+    from hydra_tune.core.errors import InputError
 
     try:
         frame.to_csv(to, index=False) if to.suffix == ".csv" else frame.to_parquet(to, index=False)

@@ -17,9 +17,9 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Write one HTML file with the charts of a study, to be opened without a server."""
+    from hydra_tune.coordinator.settings import default_storage
+    from hydra_tune.core.errors import InputError, quoted
     from hydra_tune.dashboard.server import MISSING
-    from hydra_tune.errors import InputError, quoted
-    from hydra_tune.settings import default_storage
 
     shown = quoted(str(to), limit=200)
     if to.exists() and not force:

@@ -1,4 +1,4 @@
-"""What `search` and `resume` share: running a search that is ready, and printing what it found."""
+"""Shared by `search` and `resume`: runs a prepared search and prints its results."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from hydra_tune.cli.options import program
-from hydra_tune.errors import printable
+from hydra_tune.core.errors import printable
 
 if TYPE_CHECKING:
-    from hydra_tune.spec import SearchSpec
+    from hydra_tune.coordinator.spec import SearchSpec
     from hydra_tune.storage.queries import TrialRecord
 
 
 def _say_why(trials: Sequence[TrialRecord]) -> None:
-    """How many trials each strategy trained, and the reason for the first of them, where reasons were noted."""
+    """Print the number of trials that each strategy trained, with the recorded reason for the first."""
     reasons: dict[str, list[str]] = {}
     for trial in trials:
         choice = (trial.plan or {}).get("choice")
@@ -29,15 +29,15 @@ def _say_why(trials: Sequence[TrialRecord]) -> None:
 
 
 def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> int:
-    """Run the search; the exit code. `storage` is what the user typed, for the commands that are suggested."""
+    """Run the search and return the exit code. `storage` is the user's argument, for suggested commands."""
     from hydra_tune.cli.tables import leaderboard, print_json, print_table
-    from hydra_tune.coordinator import run_search
+    from hydra_tune.coordinator.search import run_search
     from hydra_tune.storage.database import masked
 
     settings = ready.settings
     name = shlex.quote(settings.study)
     shown = masked(storage) if storage else ""
-    # A URL with a password is not printed, and one with *** could not be typed.
+    # A URL with a password is not printed, and one with *** could not be used.
     place = "" if not storage else f" --storage {shlex.quote(shown)}" if shown == storage else ' --storage "$URL"'
     resume = f"{program()} resume {name}{place}"
     try:

@@ -20,7 +20,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show a study, or one of its trials."""
-    from hydra_tune.settings import default_storage
+    from hydra_tune.coordinator.settings import default_storage
     from hydra_tune.storage import open_storage
 
     with open_storage(storage or default_storage(), read_only=True) as opened:
@@ -32,7 +32,7 @@ def show(
 
 def _show_study(opened: Any, study: str, as_json: bool) -> None:
     from hydra_tune.cli.tables import leaderboard, plain, print_json, print_table
-    from hydra_tune.errors import printable
+    from hydra_tune.core.errors import printable
     from hydra_tune.storage.queries import study_summary, trial_records
 
     summary = study_summary(opened, study)
@@ -55,7 +55,7 @@ def _show_study(opened: Any, study: str, as_json: bool) -> None:
 def _show_trial(opened: Any, study: str, trial: int, as_json: bool) -> None:
     from hydra_tune.cli.plans import print_plan
     from hydra_tune.cli.tables import plain, print_json
-    from hydra_tune.errors import InputError, printable
+    from hydra_tune.core.errors import InputError, printable
     from hydra_tune.storage.queries import (
         study_summary,
         trial_attempts,
@@ -90,9 +90,9 @@ def _show_trial(opened: Any, study: str, trial: int, as_json: bool) -> None:
 
 
 def print_trial(record: TrialRecord, metrics: Sequence[str]) -> None:
-    """A trial's facts and parameters."""
-    from hydra_tune.devices import format_bytes
-    from hydra_tune.errors import printable
+    """Print a trial's facts and parameters."""
+    from hydra_tune.core.devices import format_bytes
+    from hydra_tune.core.errors import printable
 
     typer.echo(f"trial {record.number}: {record.state}")
     for metric, value in zip(metrics, record.values or [], strict=False):
@@ -115,7 +115,8 @@ def print_trial(record: TrialRecord, metrics: Sequence[str]) -> None:
 
 
 def _print_curves(curves: dict[int, dict[str, float]]) -> None:
-    from hydra_tune.cli.tables import Table, number, print_table
+    from hydra_tune.cli.tables import number, print_table
+    from hydra_tune.core.tables import Table
 
     if not curves:
         return
@@ -127,7 +128,8 @@ def _print_curves(curves: dict[int, dict[str, float]]) -> None:
 
 
 def _print_units(units: Sequence[Any]) -> None:
-    from hydra_tune.cli.tables import Table, print_table
+    from hydra_tune.cli.tables import print_table
+    from hydra_tune.core.tables import Table
 
     if not units:
         return
@@ -146,13 +148,13 @@ def _print_units(units: Sequence[Any]) -> None:
 
 
 def _bytes(count: int) -> str:
-    from hydra_tune.devices import format_bytes
+    from hydra_tune.core.devices import format_bytes
 
     return format_bytes(count) if count else ""
 
 
 def _print_attempts(attempts: Sequence[Any]) -> None:
-    from hydra_tune.errors import printable
+    from hydra_tune.core.errors import printable
 
     for attempt in attempts:
         if attempt.error or len(attempts) > 1:

@@ -18,7 +18,8 @@ def spaces(
     as_json: Json = False,
 ) -> None:
     """List the built-in model families, or the parameters of one."""
-    from hydra_tune.cli.tables import Table, print_json, print_table
+    from hydra_tune.cli.tables import print_json, print_table
+    from hydra_tune.core.tables import Table
     from hydra_tune.search_spaces.families import FAMILIES
 
     if family is not None:
@@ -37,7 +38,8 @@ def spaces(
 
 
 def _show_family(name: str, data: str | None, as_json: bool) -> None:
-    from hydra_tune.cli.tables import Table, print_json, print_table
+    from hydra_tune.cli.tables import print_json, print_table
+    from hydra_tune.core.tables import Table
     from hydra_tune.search_spaces.families import FamilyBuild, family
 
     chosen = family(name)
@@ -54,7 +56,7 @@ def _show_family(name: str, data: str | None, as_json: bool) -> None:
 
 
 def _table(data: str | None) -> Data:
-    """A table with its last column as the target, for the families that `fit` searches."""
+    """Load a table with its last column as the target, for the families that `fit` searches."""
     from sklearn.datasets import load_breast_cancer
 
     from hydra_tune.automl.prepared import prepare

@@ -7,8 +7,9 @@ from hydra_tune.cli.options import Json, Storage
 
 def studies(storage: Storage = None, as_json: Json = False) -> None:
     """List the studies of a database."""
-    from hydra_tune.cli.tables import Table, number, print_json, print_table
-    from hydra_tune.settings import default_storage
+    from hydra_tune.cli.tables import number, print_json, print_table
+    from hydra_tune.coordinator.settings import default_storage
+    from hydra_tune.core.tables import Table
     from hydra_tune.storage import open_storage
     from hydra_tune.storage.queries import list_studies
 

@@ -1,4 +1,4 @@
-"""Tables and JSON for the commands that look: what a trial or a study is on a terminal and in a script."""
+"""Tables and JSON output of the commands that show studies and trials."""
 
 from __future__ import annotations
 
@@ -8,31 +8,19 @@ import math
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hydra_tune.errors import printable
+from hydra_tune.core.errors import printable
+from hydra_tune.core.tables import Table
 
 if TYPE_CHECKING:
     from hydra_tune.storage.queries import TrialRecord
 
-NUMERIC = ("trial", "trials", "value", "seconds", "memory", "epoch", "units", "share")
-
-
-@dataclass
-class Table:
-    """Rows of plain text under headings."""
-
-    columns: Sequence[str]
-    rows: list[Sequence[str]] = field(default_factory=list)
-    title: str = ""
-    numeric: frozenset[str] = frozenset(NUMERIC)
-
 
 def print_table(table: Table) -> None:
-    """Print on stdout. Cells are shown as they are: names are data, never markup or escape codes.
+    """Print a table on stdout. Cells are printed literally: names are data, never markup or escape codes.
 
-    On a terminal, lines are cut at its width rather than broken; a pipe gets them whole, as do `show` and --json.
+    On a terminal, lines are cut at its width rather than wrapped; a pipe gets them whole, as do `show` and --json.
     """
     from rich.cells import cell_len, set_cell_size
 
@@ -58,7 +46,7 @@ def print_json(document: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it: NaN and infinities, which JSON lacks, become text."""
+    """Return the value for JSON: NaN and infinities, which JSON lacks, become text."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -73,7 +61,7 @@ def plain(value: Any) -> Any:
 def leaderboard(
     records: Iterable[TrialRecord], metrics: Sequence[str], directions: Sequence[str], limit: int | None = 10
 ) -> Table:
-    """The completed trials, best first, then the others by number."""
+    """Return a table of the completed trials, best first, then the others by number."""
     sign = -1.0 if directions[0] == "maximize" else 1.0
 
     def rank(record: TrialRecord) -> tuple[float, float]:
@@ -88,8 +76,8 @@ def leaderboard(
 
 
 def trials_table(records: Iterable[TrialRecord], metrics: Sequence[str]) -> Table:
-    """One row for each trial, in the order given."""
-    from hydra_tune.devices import format_bytes
+    """Return a table with one row per trial, in the order given."""
+    from hydra_tune.core.devices import format_bytes
 
     table = Table(["trial", *metrics, "state", "strategy", "seconds", "memory", "parameters"])
     table.numeric = frozenset({"trial", "seconds", "memory", *metrics})
@@ -105,7 +93,7 @@ def trials_table(records: Iterable[TrialRecord], metrics: Sequence[str]) -> Tabl
 
 
 def short_params(params: dict[str, Any]) -> str:
-    """Parameters on one line; a family's prefix is left out where the family stands beside it."""
+    """Format parameters on one line, without the family's prefix if the family is among them."""
     prefix = f"{params.get('family')}."
     return " ".join(
         f"{name.removeprefix(prefix)}={f'{value:.3g}' if isinstance(value, float) else value}"

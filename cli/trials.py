@@ -17,7 +17,7 @@ def trials(
 ) -> None:
     """List the trials of a study."""
     from hydra_tune.cli.tables import leaderboard, print_json, print_table, trials_table
-    from hydra_tune.settings import default_storage
+    from hydra_tune.coordinator.settings import default_storage
     from hydra_tune.storage import open_storage
     from hydra_tune.storage.queries import study_summary, trial_records
 

@@ -8,39 +8,41 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hydra_tune.core.version import VERSION
+
 if TYPE_CHECKING:
     from hydra_tune.automl.fit import fit as fit
     from hydra_tune.automl.predictor import Predictor as Predictor
-    from hydra_tune.batches import epoch_order as epoch_order
-    from hydra_tune.candidate import Candidate as Candidate
-    from hydra_tune.candidate import Pinned as Pinned
-    from hydra_tune.coordinator import search as search
-    from hydra_tune.errors import CandidateError as CandidateError
-    from hydra_tune.errors import HydraTuneError as HydraTuneError
-    from hydra_tune.errors import InputError as InputError
-    from hydra_tune.errors import SearchFailed as SearchFailed
-    from hydra_tune.errors import SpecError as SpecError
-    from hydra_tune.errors import StorageError as StorageError
-    from hydra_tune.result import SearchResult as SearchResult
-    from hydra_tune.seeds import trial_seed as trial_seed
+    from hydra_tune.coordinator.result import SearchResult as SearchResult
+    from hydra_tune.coordinator.search import search as search
+    from hydra_tune.core.errors import CandidateError as CandidateError
+    from hydra_tune.core.errors import HydraTuneError as HydraTuneError
+    from hydra_tune.core.errors import InputError as InputError
+    from hydra_tune.core.errors import SearchFailed as SearchFailed
+    from hydra_tune.core.errors import SpecError as SpecError
+    from hydra_tune.core.errors import StorageError as StorageError
+    from hydra_tune.core.seeds import trial_seed as trial_seed
+    from hydra_tune.training.batches import epoch_order as epoch_order
+    from hydra_tune.training.candidate import Candidate as Candidate
+    from hydra_tune.training.candidate import Pinned as Pinned
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOME = {
-    "Candidate": "hydra_tune.candidate",
-    "CandidateError": "hydra_tune.errors",
-    "HydraTuneError": "hydra_tune.errors",
-    "InputError": "hydra_tune.errors",
-    "Pinned": "hydra_tune.candidate",
+    "Candidate": "hydra_tune.training.candidate",
+    "CandidateError": "hydra_tune.core.errors",
+    "HydraTuneError": "hydra_tune.core.errors",
+    "InputError": "hydra_tune.core.errors",
+    "Pinned": "hydra_tune.training.candidate",
     "Predictor": "hydra_tune.automl.predictor",
-    "SearchFailed": "hydra_tune.errors",
-    "SearchResult": "hydra_tune.result",
-    "SpecError": "hydra_tune.errors",
-    "StorageError": "hydra_tune.errors",
-    "epoch_order": "hydra_tune.batches",
+    "SearchFailed": "hydra_tune.core.errors",
+    "SearchResult": "hydra_tune.coordinator.result",
+    "SpecError": "hydra_tune.core.errors",
+    "StorageError": "hydra_tune.core.errors",
+    "epoch_order": "hydra_tune.training.batches",
     "fit": "hydra_tune.automl.fit",
-    "search": "hydra_tune.coordinator",
-    "trial_seed": "hydra_tune.seeds",
+    "search": "hydra_tune.coordinator.search",
+    "trial_seed": "hydra_tune.core.seeds",
 }
 
 __all__ = sorted([*_HOME, "__version__"])

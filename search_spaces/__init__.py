@@ -1,7 +1,7 @@
-"""The built-in model families: what can be searched, on which data, and how a candidate is built from it.
+"""Built-in model families: their search spaces, their data, and the building of candidates.
 
-`FamilyBuild` is the build function that the command line uses; `FAMILIES` lists what there is; `Space`
-declares a search space of your own. Importing this package does not import torch.
+`FamilyBuild` is the build function of the command line; `FAMILIES` lists the families; `Space` declares a search space
+of your own. Importing this package does not import torch.
 """
 
 from hydra_tune.search_spaces.families import FAMILIES, Family, FamilyBuild, default_objective, family

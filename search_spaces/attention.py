@@ -13,10 +13,10 @@ from hydra_tune.search_spaces.space import Param
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; with `causal`, no place sees a later one.
+    """Multi-head self-attention; with `causal`, no position sees a later one.
 
-    Attention weights are not dropped out: `scaled_dot_product_attention` takes that as a number, which a
-    captured graph would keep in evaluation too.
+    Attention weights are not dropped out: `scaled_dot_product_attention` takes the rate as a number, which a captured
+    graph would keep in evaluation too.
     """
 
     def __init__(self, heads: int, head_dim: int, causal: bool) -> None:
@@ -31,10 +31,11 @@ class Attention(nn.Module):
         # (batch, steps, 3 * dim) -> (3, batch, heads, steps, head_dim)
         mixed = self.project(x).unflatten(-1, self.split).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(mixed[0], mixed[1], mixed[2], is_causal=self.causal)
-        return self.merge(seen.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        merged: torch.Tensor = self.merge(seen.transpose(1, 2).flatten(2))
+        return merged
 
     def heads_in(self) -> tuple[int, dict[str, tuple[int, int, int]]]:
-        """For subnets with some of the heads: how many there are, and how they lie in each parameter."""
+        """Return the number of heads and their layout in each parameter, for subnets with some of the heads."""
         parts, heads, size = self.split
         return heads, {
             "project.weight": (0, parts, size),
@@ -43,7 +44,7 @@ class Attention(nn.Module):
         }
 
     def keep_heads(self, count: int) -> None:
-        """The parameters hold so many heads now."""
+        """Set the number of heads that the parameters now hold."""
         self.split = (self.split[0], count, self.split[2])
 
 
@@ -67,11 +68,12 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.dropout(self.attention(self.norm_attention(x)))
-        return x + self.dropout(self.feed(self.norm_feed(x)))  # type: ignore[no-any-return]
+        fed: torch.Tensor = self.dropout(self.feed(self.norm_feed(x)))
+        return x + fed
 
 
 def attention_params(depth: tuple[int, int], heads: tuple[int, ...], head_dims: tuple[int, ...]) -> list[Param]:
-    """The size of a stack of blocks. The width is heads x head_dim, so that it always divides."""
+    """Return the size parameters of a stack of blocks. The width is heads x head_dim, so that it always divides."""
     return [
         Param("depth", IntDistribution(*depth), limits=(1, 1000)),
         Param("heads", CategoricalDistribution(heads), limits=(1, 1024)),

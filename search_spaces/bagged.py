@@ -44,7 +44,7 @@ class BaggedNorm(nn.Module):
 
 
 class BaggedDropout(nn.Module):
-    """Dropout by one mask for all folds, from (folds, ...): none learns from another, and drawing is what it costs."""
+    """Dropout with one mask for all folds, (folds, ...): folds stay independent, and drawing masks is the main cost."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -58,10 +58,10 @@ class BaggedDropout(nn.Module):
 
 
 class Members(nn.Module):
-    """Several members of an ensemble in each fold, which see the features with signs of their own (TabM-mini).
+    """Several ensemble members per fold, which see the features with different signs (TabM-mini).
 
-    All but this and the head is shared by a fold's members (Gorishniy et al., arXiv 2410.24210). From (folds, rows,
-    features) to (folds, members, rows, features).
+    A fold's members share everything except this layer and the head (Gorishniy et al., arXiv 2410.24210). From (folds,
+    rows, features) to (folds, members, rows, features).
     """
 
     def __init__(self, folds: int, members: int, features: int) -> None:
@@ -109,7 +109,7 @@ class CategoryEmbeddings(nn.Module):
         starts = torch.tensor([sum(categories[:i]) for i in range(len(categories))])
         self.starts: torch.Tensor
         vectors = torch.randn(folds, sum(categories), width) / math.sqrt(max(width, 1))
-        # A category that was never seen says nothing, until rare ones have taught it otherwise.
+        # An unseen category has no effect, until rare categories train its vector.
         vectors[:, starts + UNSEEN] = 0.0
         self.vectors = nn.Parameter(vectors)
         self.register_buffer("starts", starts, persistent=False)
@@ -132,9 +132,9 @@ class TextEmbedding(nn.Module):
 
 
 class TableFeatures(nn.Module):
-    """A row of a table as one vector: numbers, embedded or not, categories and texts; (rows, folds, width) goes in.
+    """A table row as one vector of numbers (embedded or not), categories and texts.
 
-    Out come (folds, rows, `features`).
+    From (rows, folds, width) to (folds, rows, `features`).
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class TableFeatures(nn.Module):
 
 
 class PerFold(nn.Module):
-    """An ordinary model for each fold, on the numbers of a row as an image where they are one."""
+    """An ordinary model for each fold, on the numbers of a row, reshaped to an image if they are one."""
 
     def __init__(self, models: list[nn.Module], layout: TableLayout) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class PerFold(nn.Module):
 
 
 def _looked_up(vectors: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Each fold's codes in its own list of vectors."""
+    """Look up each fold's codes in its own list of vectors."""
     folds, known, width = vectors.shape
     offsets = torch.arange(folds, device=codes.device).reshape(-1, *[1] * (codes.dim() - 1)) * known
     return functional.embedding(codes + offsets, vectors.reshape(folds * known, width))

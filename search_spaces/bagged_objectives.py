@@ -1,6 +1,6 @@
-"""What models of a table's folds minimise, and how they are judged: every row by the model that has not seen it.
+"""Losses and metrics for models of a table's folds: every row is judged by the model that has not seen it.
 
-Outputs have the shape (rows, folds, members, outputs); the columns of targets are those of `table`. Each of these is a
+Outputs have the shape (rows, folds, members, outputs); the columns of targets are those of `table`. Each function is a
 mean over rows, so that batches average exactly.
 """
 
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from hydra_tune.candidate import Metric
 from hydra_tune.search_spaces.dataset import Task
 from hydra_tune.search_spaces.table import FOLD, JUDGED, VALUE, TargetScale
+from hydra_tune.training.candidate import Metric
 
 
 @dataclass(frozen=True)
 class BaggedLoss:
-    """The mean over rows of the mean over the models that a row teaches, or of the one that it judges."""
+    """Mean over rows of the loss of the models that a row trains, or of the one that it judges."""
 
     task: Task
     scale: TargetScale
     smoothing: float = 0.0
-    """Of labels, in training only."""
+    """Label smoothing, in training only."""
     log: bool = False
     absolute: bool = False
 
@@ -51,21 +51,21 @@ class BaggedLoss:
 
 
 def taught(targets: torch.Tensor, folds: int) -> torch.Tensor:
-    """Which folds' models count for a row, (rows, folds): all but its own in training, its own where it is judged."""
+    """Return the weights (rows, folds) of the folds' models: in training all but the row's own, else only its own."""
     own = targets[:, FOLD, None] == torch.arange(folds, device=targets.device)
     judged = targets[:, JUDGED, None] > 0
     return (own == judged).to(targets.dtype)
 
 
 def answers(outputs: torch.Tensor, task: Task, scale: TargetScale, log: bool = False) -> torch.Tensor:
-    """What each fold's members say together: probabilities, or numbers in the user's units; (rows, folds, outputs)."""
+    """Return each fold's mean answer over members: probabilities, or numbers in user units; (rows, folds, outputs)."""
     if task == "classification":
         return outputs.softmax(dim=-1).mean(dim=2)
     return scale.towards_user(outputs, log).mean(dim=2)
 
 
 def own_answers(said: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Of `answers`, for each row those of the fold that has not seen it."""
+    """Return each row's answer from the fold that has not seen it."""
     fold = targets[:, FOLD].long().reshape(-1, 1, 1).expand(-1, 1, said.shape[2])
     return said.gather(1, fold).squeeze(1)
 
@@ -91,6 +91,6 @@ class BaggedMetric:
 
 
 def bagged_metrics(task: Task, scale: TargetScale, log: bool = False) -> Mapping[str, Metric]:
-    """The metrics of a task, by name."""
+    """Return the metrics of a task, by name."""
     names = ("log_loss", "accuracy") if task == "classification" else ("mse", "mae")
     return {name: BaggedMetric(name, task, scale, log) for name in names}

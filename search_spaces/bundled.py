@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from hydra_tune.errors import SpecError, quoted
+from hydra_tune.core.errors import SpecError, quoted
 from hydra_tune.search_spaces.dataset import (
     VALID_FRACTION,
     Data,

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hydra_tune.errors import SpecError, nearest, quoted
+from hydra_tune.core.errors import SpecError, nearest, quoted
 from hydra_tune.search_spaces.bundled import BUNDLED
 from hydra_tune.search_spaces.dataset import Data
 from hydra_tune.search_spaces.python_file import call_file_function
@@ -30,7 +30,7 @@ TABLE_KEYS = ("target", "task")
 
 
 def load(spec: str | Mapping[str, Any] | Data) -> Data:
-    """The data that a name, a path or a mapping stands for; the same object each time in one process."""
+    """Return the data for a name, a path or a mapping; the same object each time in one process."""
     if isinstance(spec, Data):
         return spec
     source, options = _parsed(spec)
@@ -38,7 +38,7 @@ def load(spec: str | Mapping[str, Any] | Data) -> Data:
 
 
 def _parsed(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A specification as a source (a bundled name, a path or `file.py:function`) and options."""
+    """Split a specification into a source (a bundled name, a path or `file.py:function`) and options."""
     if isinstance(spec, str):
         return spec, {}
     if not isinstance(spec, Mapping):
@@ -56,7 +56,7 @@ def _parsed(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _stamp(source: str) -> tuple[int, int] | None:
-    """What changes when a file does, so that a changed file is read again."""
+    """Return the file's modification time (ns) and size, so that a changed file is read again; None if unreadable."""
     path = Path(source.rpartition(":")[0] if ":" in source else source)
     try:
         status = path.stat()

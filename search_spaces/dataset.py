@@ -1,7 +1,7 @@
-"""What the families know of a data set: its task, the shape of its inputs, its two parts.
+"""A data set as families see it: its task, the shape of its inputs, and its training and validation parts.
 
-Also the two steps that every source of data shares: the split, fixed and stratified, and standardising with
-the statistics of the training part alone.
+Also the two steps that every source of data shares: the fixed, stratified split, and standardising with the statistics
+of the training part alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from hydra_tune.errors import SpecError, quoted
+from hydra_tune.core.errors import SpecError, quoted
 from hydra_tune.search_spaces.table import TableLayout, TargetScale
 
 Task: TypeAlias = Literal["classification", "regression", "language"]
@@ -22,11 +22,11 @@ Kind: TypeAlias = Literal["features", "sequence", "image", "tokens", "table"]
 
 TASKS: tuple[Task, ...] = ("classification", "regression", "language")
 KINDS: Mapping[Kind, int] = {"features": 1, "sequence": 2, "image": 3, "tokens": 1, "table": 2}
-"""What one input is → its dimensions: (n,), (steps, n), (channels, height, width), (steps,), (folds, n)."""
+"""Kind of one input → number of dimensions: (n,), (steps, n), (channels, height, width), (steps,), (folds, n)."""
 
 VALID_FRACTION = 0.2
 SPLIT_SEED = 0
-"""Fixed, not the study's: trials of different studies are compared on the same rows."""
+"""Fixed, not the study's seed: trials of different studies are compared on the same rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,11 @@ class Data:
     target_scale: float = 1.0
     target_variance: float = 1.0
     encoding: Any = field(default=None, repr=False)
-    """How a table's columns became numbers (`tables.Encoding`); None for other sources."""
+    """Encoding of a table's columns as numbers (`tables.Encoding`); None for other sources."""
     layout: TableLayout | None = field(default=None, repr=False)
-    """What the numbers of a row of kind "table" are; None for other kinds."""
+    """Meaning of the numbers in a row of kind "table"; None for other kinds."""
     target_scales: TargetScale | None = field(default=None, repr=False)
-    """Of a table: how its folds' models see the target."""
+    """Scales of a table's target for the models of its folds; None for other sources."""
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -71,7 +71,7 @@ class Data:
 
 
 def split(rows: int, classes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers of the training and the validation part: shuffled, and in proportion for each class.
+    """Return row numbers of the training and validation parts: shuffled, and stratified by class.
 
     A class with a single row is in the training part.
     """
@@ -87,18 +87,18 @@ def split(rows: int, classes: np.ndarray | None = None) -> tuple[np.ndarray, np.
 
 
 def spread(values: np.ndarray) -> np.ndarray:
-    """Standard deviation over rows, with 1 for constant columns, which would otherwise divide by zero."""
+    """Return the standard deviation over rows, with 1 for constant columns to avoid division by zero."""
     deviation = np.atleast_1d(values.std(axis=0))
     return np.where(deviation > 1e-12, deviation, 1.0)
 
 
 def labelled(inputs: np.ndarray, classes: np.ndarray) -> TensorDataset:
-    """Inputs with class numbers."""
+    """Return a dataset of inputs with class numbers."""
     return TensorDataset(torch.as_tensor(inputs, dtype=torch.float32), torch.as_tensor(classes, dtype=torch.long))
 
 
 def measured(inputs: np.ndarray, targets: np.ndarray) -> TensorDataset:
-    """Inputs with numbers to predict, one column of them."""
+    """Return a dataset of inputs with one column of numbers to predict."""
     column = torch.as_tensor(targets, dtype=torch.float32).reshape(-1, 1)
     return TensorDataset(torch.as_tensor(inputs, dtype=torch.float32), column)
 
@@ -112,7 +112,7 @@ class RegressionFields(TypedDict):
 
 
 def regression_fields(targets: np.ndarray, train: np.ndarray, valid: np.ndarray) -> RegressionFields:
-    """The target fields of a regression `Data`, from the targets in the user's units."""
+    """Return the target fields of a regression `Data`, from the targets in the user's units."""
     scale = float(spread(targets[train])[0])
     variance = float(np.var(targets[valid] / scale))
     return {

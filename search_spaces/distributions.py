@@ -1,4 +1,4 @@
-"""What Optuna's distributions do not offer: a value for a fraction, all values, membership.
+"""Functions that Optuna's distributions lack: a value for a fraction, all values, membership.
 
 Pure functions of a distribution. Nothing here draws random numbers.
 """
@@ -20,7 +20,7 @@ Value: TypeAlias = bool | int | float | str | None
 
 
 def value_at(distribution: BaseDistribution, u: float) -> Value:
-    """The value at the fraction `u` (0 to 1) of a distribution; a uniform `u` gives a uniform draw."""
+    """Return the value at the fraction `u` (0 to 1) of a distribution; a uniform `u` gives a uniform draw."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices[_cell(u, len(distribution.choices))]
     if isinstance(distribution, IntDistribution):
@@ -52,7 +52,7 @@ def _cell(u: float, cells: int) -> int:
 
 
 def _steps(d: IntDistribution | FloatDistribution) -> int:
-    """How many values a stepped range has. Decimals, since (0.3 - 0.1) / 0.1 is less than 2 in floats."""
+    """Return the number of values in a stepped range. Uses decimals: (0.3 - 0.1) / 0.1 is less than 2 in floats."""
     return _index(d.low, d.high, d.step or 1) + 1
 
 
@@ -61,17 +61,17 @@ def _index(low: float, value: float, step: float) -> int:
 
 
 def _stepped(low: float, step: float, index: int) -> float:
-    """`low + index * step` as one would write it: 0.3, not 0.30000000000000004."""
+    """Return `low + index * step` in decimal: 0.3, not 0.30000000000000004."""
     return float(Decimal(str(low)) + index * Decimal(str(step)))
 
 
 def last_step(low: float, high: float, step: float) -> float:
-    """The largest `low + i * step` that is at most `high`."""
+    """Return the largest `low + i * step` that is at most `high`."""
     return _stepped(low, step, _index(low, high, step))
 
 
 def count(distribution: BaseDistribution) -> int | None:
-    """How many values a distribution has; None for a range of floats without a step."""
+    """Return the number of values of a distribution; None for a range of floats without a step."""
     if isinstance(distribution, CategoricalDistribution):
         return len(distribution.choices)
     if isinstance(distribution, IntDistribution):
@@ -83,7 +83,7 @@ def count(distribution: BaseDistribution) -> int | None:
 
 
 def values(distribution: BaseDistribution) -> list[Value]:
-    """All values of a distribution, in order. Only for those that `count` can count."""
+    """Return all values of a distribution, in order. Only for those that `count` can count."""
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)
     if isinstance(distribution, IntDistribution):
@@ -96,7 +96,7 @@ def values(distribution: BaseDistribution) -> list[Value]:
 
 
 def contains(distribution: BaseDistribution, value: Value) -> bool:
-    """Whether `value` is one that the distribution can give."""
+    """True if the distribution can yield `value`."""
     if isinstance(distribution, CategoricalDistribution):
         return any(value == choice and type(value) is type(choice) for choice in distribution.choices)
     assert isinstance(distribution, IntDistribution | FloatDistribution)
@@ -111,7 +111,7 @@ def contains(distribution: BaseDistribution, value: Value) -> bool:
 
 
 def highest(distribution: BaseDistribution) -> float:
-    """The largest number of a distribution of numbers."""
+    """Return the largest number of a distribution of numbers."""
     if isinstance(distribution, CategoricalDistribution):
         return max(choice for choice in distribution.choices if isinstance(choice, int | float))
     assert isinstance(distribution, IntDistribution | FloatDistribution)
@@ -119,7 +119,7 @@ def highest(distribution: BaseDistribution) -> float:
 
 
 def describe(distribution: BaseDistribution) -> str:
-    """A distribution in a few words, for messages and listings: `0.001 .. 0.1 (log)`, `relu | gelu`."""
+    """Describe a distribution in a few words, for messages and listings: `0.001 .. 0.1 (log)`, `relu | gelu`."""
     if isinstance(distribution, CategoricalDistribution):
         return " | ".join(str(choice) for choice in distribution.choices)
     assert isinstance(distribution, IntDistribution | FloatDistribution)

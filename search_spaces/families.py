@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from hydra_tune.errors import SpecError, nearest, quoted
+from hydra_tune.core.errors import SpecError, nearest, quoted
 from hydra_tune.search_spaces.space import Space, Suggests
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from hydra_tune.candidate import Candidate
     from hydra_tune.search_spaces.dataset import Data, Kind, Task
+    from hydra_tune.training.candidate import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One kind of model: what it is, which tasks and inputs it suits, and how it is trained."""
+    """A kind of model: its description, the tasks and inputs it suits, and its training."""
 
     name: str
     description: str
@@ -36,11 +36,11 @@ class Family:
         return data.task in self.tasks and data.kind in self.kinds
 
     def space(self, data: Data) -> Space:
-        """All that can be chosen about it, on this data."""
+        """Return the family's search space on this data."""
         return cast(Space, self._module.space(data))
 
     def model(self, params: Mapping[str, Any], data: Data) -> nn.Module:
-        """The model of one assignment of its space."""
+        """Return the model for one assignment of the space."""
         return cast("nn.Module", self._module.model(params, data))
 
     @property
@@ -114,14 +114,14 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family(name: str) -> Family:
-    """The family of that name."""
+    """Return the family of that name; raise a SpecError if there is none."""
     if name not in FAMILIES:
         raise SpecError(f"there is no model family {quoted(name)}", nearest(str(name), FAMILIES))
     return FAMILIES[name]
 
 
 def default_objective(task: str) -> tuple[str, Literal["minimize", "maximize"]]:
-    """The metric and direction of a search that names none."""
+    """Return the default metric and direction of a task."""
     objectives: dict[str, tuple[str, Literal["minimize", "maximize"]]] = {
         "classification": ("accuracy", "maximize"),
         "regression": ("r2", "maximize"),
@@ -135,11 +135,11 @@ def default_objective(task: str) -> tuple[str, Literal["minimize", "maximize"]]:
 class FamilyBuild:
     """A build function for `ht.search`: candidates of one or several families on one data set.
 
-    `data` is anything that `data.load` takes, `overrides` anything that `Space.narrowed` takes. With several
-    families the trial first chooses `family`, and the names of its parameters get it as prefix. What is wrong
-    with the arguments shows here rather than in the first trial.
+    `data` is anything that `data.load` takes, `overrides` anything that `Space.narrowed` takes. With several families
+    the trial first chooses `family`, which is then the prefix of its parameters' names. Mistakes in the arguments show
+    here rather than in the first trial.
 
-    Pickled, it is only its arguments: another process loads the data itself, once.
+    Only the arguments are pickled: another process loads the data itself, once.
     """
 
     def __init__(
@@ -162,9 +162,9 @@ class FamilyBuild:
         self.space = self._declared_space().narrowed(self.overrides)
 
     def __call__(self, trial: Suggests) -> Candidate:
-        """The candidate that a trial's parameters make."""
-        from hydra_tune.candidate import Candidate
+        """Return the candidate for a trial's parameters."""
         from hydra_tune.search_spaces import objectives, training
+        from hydra_tune.training.candidate import Candidate
 
         chosen, params = self._chosen(self.space.suggest(trial))
         data = self._loaded
@@ -182,12 +182,12 @@ class FamilyBuild:
 
     @property
     def task(self) -> Task:
-        """What the data asks for; `default_objective` says how it is judged."""
+        """Task of the data; `default_objective` gives its metric."""
         return self._loaded.task
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What every candidate is judged by."""
+        """Names of the metrics that every candidate reports."""
         from hydra_tune.search_spaces import objectives
 
         return ("loss", "train_loss", *objectives.metrics(self._loaded))
@@ -203,7 +203,7 @@ class FamilyBuild:
         return spaces[self.families[0]] if len(spaces) == 1 else Space.choice("family", spaces)
 
     def _chosen(self, params: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
-        """The family of an assignment, and its parameters by their own names."""
+        """Return the family of an assignment, and its parameters without the prefix."""
         if len(self.families) == 1:
             return family(self.families[0]), params
         name = params["family"]

@@ -53,7 +53,7 @@ class Tokens(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention among a row's tokens, then a dense layer for each; both around a carried input."""
+    """Attention among a row's tokens, then a dense layer for each; both with residual connections."""
 
     def __init__(self, folds: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -68,7 +68,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.dropout(self.join(_attend(self.split(self.before_attention(x)))))
-        return x + self.narrow(self.dropout(self.gelu(self.widen(self.before_dense(x)))))  # type: ignore[no-any-return]
+        fed: torch.Tensor = self.narrow(self.dropout(self.gelu(self.widen(self.before_dense(x)))))
+        return x + fed
 
 
 def _attend(split: torch.Tensor) -> torch.Tensor:
@@ -80,7 +81,7 @@ def _attend(split: torch.Tensor) -> torch.Tensor:
 
 
 class Answer(nn.Module):
-    """The first token, normalised, as the members' head takes it: (folds, 1, rows, width)."""
+    """Returns the first token, normalised, in the shape for the members' head: (folds, 1, rows, width)."""
 
     def __init__(self, folds: int, width: int) -> None:
         super().__init__()
@@ -88,11 +89,12 @@ class Answer(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.relu(self.norm(x[:, :, 0])).unsqueeze(1)  # type: ignore[no-any-return]
+        first: torch.Tensor = self.relu(self.norm(x[:, :, 0]))
+        return first.unsqueeze(1)
 
 
 def space(data: Data) -> Space:
-    """Blocks, width, and how trained."""
+    """Return the search space: blocks, width and training parameters."""
     return Space(
         (
             Param("blocks", IntDistribution(1, 3), limits=(1, 24)),
@@ -105,7 +107,7 @@ def space(data: Data) -> Space:
 
 
 def model(params: Mapping[str, Any], data: Data) -> nn.Module:
-    """The transformer of one assignment, for every fold."""
+    """Return the transformer for one assignment, for every fold."""
     layout, width = layout_of(data), HEADS * params["head_width"]
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["tokens"] = Tokens(layout, width, params["scaling"] == "quantile")

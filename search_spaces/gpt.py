@@ -26,11 +26,12 @@ class Embed(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.dropout(self.token(tokens) + self.position)  # type: ignore[no-any-return]
+        embedded: torch.Tensor = self.dropout(self.token(tokens) + self.position)
+        return embedded
 
 
 def space(data: Data) -> Space:
-    """How deep, how many heads of what size, and how trained."""
+    """Return the search space: depth, number and size of heads, and training parameters."""
     return Space(
         (
             *attention_params(depth=(1, 3), heads=(2, 4), head_dims=(8, 16)),
@@ -40,7 +41,7 @@ def space(data: Data) -> Space:
 
 
 def model(params: Mapping[str, Any], data: Data) -> nn.Module:
-    """The language model of one assignment."""
+    """Return the language model for one assignment."""
     heads, head_dim, depth = params["heads"], params["head_dim"], params["depth"]
     embed = Embed(data.outputs, data.input_shape[0], heads * head_dim, params["dropout"])
     head = nn.Linear(heads * head_dim, data.outputs, bias=False)
@@ -56,10 +57,10 @@ def model(params: Mapping[str, Any], data: Data) -> nn.Module:
 
 
 def _initialise(network: nn.Sequential, std: float, depth: int) -> None:
-    """Weights of variance 1 / width: torch's own embeddings, tied to the output, start with a huge loss.
+    """Initialise weights with variance 1 / width: torch's own embeddings, tied to the output, start with a huge loss.
 
-    What the 2 x depth layers of the blocks add to the residual stream starts with the variance of one, as in
-    GPT-2.
+    The sum that the 2 x depth layers of the blocks add to the residual stream starts with the variance of one layer, as
+    in GPT-2.
     """
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):

@@ -34,19 +34,19 @@ class Linear(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         x = rows.transpose(0, 1)
-        total = self.numbers(x[..., self.layout.scaled(self.quantiles)])
+        total: torch.Tensor = self.numbers(x[..., self.layout.scaled(self.quantiles)])
         if self.layout.categories:
             total = total + self.categories(x[..., self.layout.codes()]).sum(dim=-2)
         for embed, where in zip(self.texts, self.layout.words(), strict=True):
             total = total + embed(x[..., where])
-        return total.transpose(0, 1).unsqueeze(2)  # type: ignore[no-any-return]
+        return total.transpose(0, 1).unsqueeze(2)
 
 
 def space(data: Data) -> Space:
-    """How numbers are scaled, and how trained."""
+    """Return the search space: scaling of numbers and training parameters."""
     return Space((scaling_param(layout_of(data)), *table_training_params(data, lr=(3e-3, 1e-1), decay=(1e-6, 1e-1))))
 
 
 def model(params: Mapping[str, Any], data: Data) -> nn.Module:
-    """The linear model of one assignment, for every fold."""
+    """Return the linear model for one assignment, for every fold."""
     return Linear(layout_of(data), data.outputs, params["scaling"] == "quantile")

@@ -25,18 +25,19 @@ class Recurrent(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dropout(self.lstm(x)[0])  # type: ignore[no-any-return]
+        states: torch.Tensor = self.dropout(self.lstm(x)[0])
+        return states
 
 
 class LastStep(nn.Module):
-    """What the layers know once they have read everything."""
+    """Selects the last step of a sequence."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x[:, -1]
 
 
 def space(data: Data) -> Space:
-    """How deep, how wide, and how trained."""
+    """Return the search space: depth, width and training parameters."""
     return Space(
         (
             Param("depth", IntDistribution(1, 2), limits=(1, 100)),
@@ -48,7 +49,7 @@ def space(data: Data) -> Space:
 
 
 def model(params: Mapping[str, Any], data: Data) -> nn.Module:
-    """The network of one assignment."""
+    """Return the network for one assignment."""
     hidden = params["hidden"]
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if data.kind == "tokens":

@@ -19,7 +19,7 @@ from hydra_tune.search_spaces.space import Above, Param, Space
 from hydra_tune.search_spaces.training import HUGE, dropout_param, training_params
 
 MAX_DEPTH = 16
-"""Overrides may ask for this depth; by default a search stops at 4."""
+"""Largest depth in overrides; by default a search stops at 4."""
 
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
 
@@ -34,11 +34,12 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dropout(self.activation(self.linear(x)))  # type: ignore[no-any-return]
+        outputs: torch.Tensor = self.dropout(self.activation(self.linear(x)))
+        return outputs
 
 
 def space(data: Data) -> Space:
-    """How deep, how wide, and how trained. The depth decides how many widths there are."""
+    """Return the search space: depth, one width per layer, and training parameters."""
     width = IntDistribution(32, 256, step=32)
     return Space(
         (
@@ -55,7 +56,7 @@ def space(data: Data) -> Space:
 
 
 def model(params: Mapping[str, Any], data: Data) -> nn.Module:
-    """The perceptron of one assignment."""
+    """Return the perceptron for one assignment."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     width = math.prod(data.input_shape)
     for i in range(params["depth"]):

@@ -23,7 +23,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from hydra_tune.errors import SpecError, nearest, quoted
+from hydra_tune.core.errors import SpecError, nearest, quoted
 from hydra_tune.search_spaces import distributions
 from hydra_tune.search_spaces.distributions import Value
 
@@ -31,7 +31,7 @@ RANGE_KEYS = ("low", "high", "log", "step")
 
 
 def matched(changes: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
-    """Which override applies to which parameter: the name of the parameter → the key of the override."""
+    """Return the override for each parameter: parameter name → key of the override."""
     if not isinstance(changes, Mapping):
         raise SpecError(f"overrides must map names to values, not {quoted(changes)}", "such as {lr: 0.001}")
     chosen: dict[str, str] = {}
@@ -50,18 +50,18 @@ def matched(changes: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
 
 
 def stem(name: str) -> str:
-    """What a parameter shares with its numbered sisters: `mlp.width` of `mlp.width_0`."""
+    """Return a parameter's name without its number: `mlp.width` for `mlp.width_0`."""
     return re.sub(r"_\d+$", "", name)
 
 
 def _answers_to(name: str) -> list[str]:
-    """The names a parameter answers to, the most exact first: mlp.width_0, width_0, mlp.width, width."""
+    """Return the names that select a parameter, most exact first: mlp.width_0, width_0, mlp.width, width."""
     bare = name.rpartition(".")[2]
     return [name, bare, stem(name), stem(bare)]
 
 
 def applied(name: str, declared: BaseDistribution, limits: tuple[float, float] | None, change: Any) -> BaseDistribution:
-    """The distribution that an override makes of a declared one."""
+    """Return the declared distribution changed by an override."""
     if isinstance(change, Mapping):
         return _range(name, declared, limits, change)
     if isinstance(change, list | tuple):
@@ -121,7 +121,7 @@ def _range(
 def _scale(
     name: str, declared: IntDistribution | FloatDistribution, change: Mapping[str, Any]
 ) -> tuple[bool, float | None]:
-    """`log` and `step` of a range. The one that is given replaces the other, declared one."""
+    """Return `log` and `step` of a range; giving one of them drops the other's declared value."""
     log, step = change.get("log"), change.get("step")
     if log is not None and not isinstance(log, bool):
         raise SpecError(f"override {name!r} has log {quoted(log)}", "give true or false")
@@ -139,7 +139,7 @@ def _scale(
 
 
 def _value(name: str, declared: BaseDistribution, limits: tuple[float, float] | None, given: Any) -> Any:
-    """One value of an override, checked against the limits or else the declared range."""
+    """Return one value of an override, checked against the limits or else the declared range."""
     if isinstance(declared, CategoricalDistribution) and limits is None:
         if not distributions.contains(declared, given):
             hint = nearest(str(given), map(str, declared.choices))
@@ -159,7 +159,7 @@ def _is_whole(declared: BaseDistribution) -> bool:
 
 
 def _number(name: str, whole: bool, given: Any) -> float:
-    """A number as the parameter needs it. Text that is a number counts: YAML reads `1e-3` as text."""
+    """Return a number of the parameter's type. Numeric text counts: YAML reads `1e-3` as text."""
     wanted = "a whole number" if whole else "a number"
     wrong = SpecError(f"override {name!r} cannot be {quoted(given)}", f"give {wanted}, a list of them, or a range")
     if isinstance(given, bool) or not isinstance(given, int | float | str):

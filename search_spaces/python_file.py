@@ -1,8 +1,7 @@
 """Data from a function in a user's Python file, named `file.py:function`.
 
-The function takes no arguments and returns `(train, valid)`, two map-style datasets of `(inputs, targets)`,
-or a `Data`, which says everything itself. For two datasets, task and shapes are read off the first sample and
-all targets.
+The function takes no arguments and returns `(train, valid)`, two map-style datasets of `(inputs, targets)`, or a
+`Data`, which is used unchanged. For two datasets, task and shapes are inferred from the first sample and all targets.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from typing import Any
 import torch
 from torch.utils.data import TensorDataset
 
-from hydra_tune.errors import SpecError, nearest, quoted
+from hydra_tune.core.errors import SpecError, nearest, quoted
 from hydra_tune.search_spaces.dataset import Data, Kind, Task
 
 
 def call_file_function(source: str) -> Data:
-    """Run `file.py:function` and describe what it returns."""
+    """Run `file.py:function` and describe its result as `Data`."""
     function = _function(source)
     returned = function()
     if isinstance(returned, Data):

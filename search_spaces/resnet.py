@@ -33,7 +33,7 @@ class Stem(nn.Sequential):
 
 
 class Block(nn.Module):
-    """Two convolutions around which the input is carried; a 1 x 1 convolution where its shape changes."""
+    """Two convolutions with a residual connection, through a 1 x 1 convolution if the shape changes."""
 
     def __init__(self, inputs: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -48,11 +48,12 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.relu(self.norm_0(self.conv_0(x)))
         inner = self.norm_1(self.conv_1(inner))
-        return self.relu(inner + self.shortcut(x))  # type: ignore[no-any-return]
+        outputs: torch.Tensor = self.relu(inner + self.shortcut(x))
+        return outputs
 
 
 def space(data: Data) -> Space:
-    """Stages, blocks in each stage, channels, and how trained."""
+    """Return the search space: stages, blocks in each stage, channels and training parameters."""
     _, height, width = data.input_shape
     # Each stage after the first halves the image. Down to 2 x 2: batch-norm cannot train on one row of 1 x 1.
     most = max(1, math.floor(math.log2(min(height, width))))
@@ -72,7 +73,7 @@ def space(data: Data) -> Space:
 
 
 def model(params: Mapping[str, Any], data: Data) -> nn.Module:
-    """The network of one assignment."""
+    """Return the network for one assignment."""
     channels = params["channels"]
     layers: OrderedDict[str, nn.Module] = OrderedDict(stem=Stem(data.input_shape[0], channels))
     inputs = channels

@@ -20,37 +20,37 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from hydra_tune.errors import SpecError
+from hydra_tune.core.errors import SpecError
 from hydra_tune.search_spaces import distributions, overrides
 from hydra_tune.search_spaces.distributions import Value
 
 Assignment: TypeAlias = dict[str, Any]
 
 LARGEST_LISTED_RANGE = 64
-"""A longer range of whole numbers is refused in a grid: nobody means to try each of 1,000 widths."""
+"""Longest range of whole numbers in a grid: nobody means to try each of 1,000 widths."""
 
 LARGEST_GRID = 100_000
-"""More assignments than this are not listed; no study trains as many."""
+"""Most assignments that are listed; no study trains as many."""
 
 
 class Suggests(Protocol):
-    """What `Space.suggest` needs of a trial: one of Optuna's, or anything that suggests like it."""
+    """The trial interface that `Space.suggest` needs: Optuna's trial, or anything that suggests like it."""
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
-        """One of the choices."""
+        """Return one of the choices."""
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """A whole number of the range."""
+        """Return a whole number in the range."""
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        """A number of the range."""
+        """Return a number in the range."""
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """True where the parameter `name` exists and has one of `values`."""
+    """True if the parameter `name` exists and has one of `values`."""
 
     name: str
     values: tuple[Value, ...]
@@ -59,13 +59,13 @@ class OneOf:
         return self.name in params and params[self.name] in self.values
 
     def possible(self, distribution: BaseDistribution) -> bool:
-        """Whether some value of the named parameter's distribution makes this true."""
+        """True if some value of the named parameter's distribution fulfils the condition."""
         return any(distributions.contains(distribution, value) for value in self.values)
 
 
 @dataclass(frozen=True)
 class Above:
-    """True where the parameter `name` exists and is greater than `bound`."""
+    """True if the parameter `name` exists and is greater than `bound`."""
 
     name: str
     bound: float
@@ -74,7 +74,7 @@ class Above:
         return self.name in params and params[self.name] > self.bound
 
     def possible(self, distribution: BaseDistribution) -> bool:
-        """Whether some value of the named parameter's distribution makes this true."""
+        """True if some value of the named parameter's distribution fulfils the condition."""
         return distributions.highest(distribution) > self.bound
 
 
@@ -83,11 +83,10 @@ Condition: TypeAlias = OneOf | Above
 
 @dataclass(frozen=True)
 class Param:
-    """One parameter: its name, what it is drawn from, and when it exists (`when=None`: always).
+    """A parameter: its name, its distribution, and the condition for its existence (`when=None`: always).
 
-    `limits` are the lowest and highest number that make sense at all. The distribution is what a search tries
-    unless told otherwise; an override may leave it, but not the limits. Without limits, overrides can only
-    narrow.
+    `limits` are the smallest and largest sensible numbers. A search uses the distribution by default; an override may
+    leave it, but not the limits. Without limits, overrides can only narrow.
     """
 
     name: str
@@ -100,17 +99,17 @@ class Param:
 
     @property
     def listable(self) -> bool:
-        """Whether a grid can go through all its values: not those of a continuous or a long range."""
+        """True if a grid can list all values: false for continuous and long ranges."""
         number = distributions.count(self.distribution)
         choice = isinstance(self.distribution, CategoricalDistribution)
         return number is not None and (choice or number <= LARGEST_LISTED_RANGE)
 
     def values(self) -> list[Value]:
-        """All its values, where it is listable."""
+        """Return all values of a listable parameter."""
         return distributions.values(self.distribution)
 
     def example(self) -> str:
-        """A list of values that an override could give: `lr: [0.001, 0.0032, 0.01]`."""
+        """Return an example list of values for an override: `lr: [0.001, 0.0032, 0.01]`."""
         few = (distributions.value_at(self.distribution, u) for u in (0.0, 0.5, 1.0))
         texts = (f"{value:.2g}" if isinstance(value, float) else str(value) for value in few)
         return f"{overrides.stem(self.name)}: [{', '.join(texts)}]"
@@ -139,7 +138,7 @@ class Space:
 
     @classmethod
     def choice(cls, name: str, spaces: Mapping[str, Space]) -> Space:
-        """One of several spaces: `name` picks it, and is the prefix of its parameters' names, as in `mlp.lr`.
+        """Return a choice of several spaces: `name` selects one, and prefixes its parameters' names, as in `mlp.lr`.
 
         With a prefix, a name has the same distribution in every trial, which Optuna's samplers rely on.
         """
@@ -153,7 +152,7 @@ class Space:
         return self._assign(lambda param: _suggested(trial, param))
 
     def at(self, point: Sequence[float]) -> Assignment:
-        """The assignment at a point of the unit cube, which has one coordinate for each declared parameter.
+        """Return the assignment at a point of the unit cube, with one coordinate per declared parameter.
 
         The coordinates of parameters that do not exist there are not used.
         """
@@ -170,7 +169,7 @@ class Space:
         return params
 
     def size(self) -> int:
-        """How many assignments `grid` has, counted without listing them."""
+        """Return the number of assignments in `grid`, counted without listing them."""
         self._check_listable()
         deciding = {param.when.name for param in self.params if param.when is not None}
 
@@ -188,7 +187,7 @@ class Space:
         return below(0, {})
 
     def grid(self) -> list[Assignment]:
-        """Every assignment once: the leaves of the tree that the conditions make."""
+        """Return every assignment once: the leaves of the tree of conditions."""
         size = self.size()
         if size > LARGEST_GRID:
             hint = "narrow it in overrides, or use the sampler 'random' or 'qmc'"
@@ -215,16 +214,16 @@ class Space:
             yield from self._leaves(index + 1, {**params, param.name: value})
 
     def narrowed(self, changes: Mapping[str, Any]) -> Space:
-        """This space with some parameters overridden; parameters that can no longer exist are left out.
+        """Return this space with some parameters overridden; parameters that can no longer exist are left out.
 
-        A change is a fixed value, a list of choices, or a range `{low, high, log, step}` of which each part
-        may be missing. `width` stands for all of `width_0`, `width_1`, …, and in a choice of spaces `lr` for
-        `mlp.lr`, `resnet.lr`, …; the more exact name wins.
+        A change is a fixed value, a list of choices, or a range `{low, high, log, step}` with optional parts. `width`
+        applies to all of `width_0`, `width_1`, …, and in a choice of spaces `lr` to `mlp.lr`, `resnet.lr`, …; the more
+        exact name wins.
         """
         chosen = overrides.matched(changes, [param.name for param in self.params])
         possible: dict[str, Param] = {}
         for declared in self.params:
-            # Overrides of parameters that cannot exist are checked too: a mistake there is still a mistake.
+            # Check overrides of parameters that cannot exist too: a mistake there is still a mistake.
             param = _changed(declared, changes[chosen[declared.name]]) if declared.name in chosen else declared
             decider = None if param.when is None else possible.get(param.when.name)
             if param.when is None or (decider is not None and param.when.possible(decider.distribution)):

@@ -1,11 +1,12 @@
-"""A table as models see it: which numbers of a row are measurements, categories or words, and how targets are scaled.
+"""Model view of a table: layout of a row's numbers, categories and words, and scaling of targets.
 
-Every row is encoded once for each fold, by what the other folds know; inputs have the shape (folds, width), a row is
+Every row is encoded once for each fold, from the data of the other folds; inputs have the shape (folds, width), a row
+is
 
     numbers, scaled | the same numbers, by quantiles | category codes | word codes of each text, padded with 0
 
-A target has the columns (value, value on a log scale, fold, judged). In training a row teaches the models of all folds
-but its own; where it is judged, only the model of its own fold speaks. A fold of -1 is nobody's: the row teaches all.
+A target has the columns (value, value on a log scale, fold, judged). In training a row trains the models of all folds
+but its own; in judging only the model of its own fold answers. A row with fold -1 belongs to none and trains all.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ from typing import Any
 import torch
 
 MISSING, UNSEEN = 0, 1
-"""The first two codes of every category column; the categories that were learned follow."""
+"""First two codes of every category column; the learned categories follow."""
 
 VALUE, LOG_VALUE, FOLD, JUDGED = range(4)
-"""The columns of a target."""
+"""Columns of a target."""
 
 NOBODYS = -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableLayout:
-    """What the numbers of one row are."""
+    """Meaning of the numbers in one row of a table."""
 
     numbers: int
     categories: tuple[int, ...] = ()
-    """How many codes each category column has."""
+    """Number of codes of each category column."""
     texts: tuple[tuple[int, int], ...] = ()
-    """Of each text column: how many words are known, and how many of them a row holds."""
+    """For each text column: the size of its vocabulary and the number of words in a row."""
     folds: int = 1
     rows: int = 0
-    """Of the whole table; how models are trained depends on it."""
+    """Rows in the whole table, on which training parameters depend."""
     image: tuple[int, int, int] | None = None
-    """Channels, height and width where the numbers are the pixels of an image."""
+    """Channels, height and width if the numbers are the pixels of an image."""
 
     @property
     def width(self) -> int:
@@ -45,20 +46,20 @@ class TableLayout:
 
     @property
     def tokens(self) -> int:
-        """How many columns there are to attend to."""
+        """Number of columns to attend to."""
         return self.numbers + len(self.categories) + len(self.texts)
 
     def scaled(self, quantiles: bool) -> slice:
-        """Where the numbers are; an image has its pixels once."""
+        """Return the slice of the scaled numbers; an image has its pixels only once."""
         return slice(self.numbers, 2 * self.numbers) if quantiles and self.image is None else slice(0, self.numbers)
 
     def codes(self) -> slice:
-        """Where the category codes are."""
+        """Return the slice of the category codes."""
         start = self.numbers if self.image is not None else 2 * self.numbers
         return slice(start, start + len(self.categories))
 
     def words(self) -> list[slice]:
-        """Where the word codes of each text are."""
+        """Return the slice of each text column's word codes."""
         start = self.codes().stop
         slices = []
         for _, length in self.texts:
@@ -87,10 +88,10 @@ class TableLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetScale:
-    """The numbers to predict: in the user's units, and as models are trained on them.
+    """Scales of the numbers to predict: in the user's units, and in training.
 
     `mean` and `scale` keep the stored values near one; `centres` and `spreads` are those of each fold's own training
-    rows. With `unit`, a log scale is offered too: log(1 + value / unit), which only a target of numbers from zero has.
+    rows. With `unit`, a log scale is possible too: log(1 + value / unit), only for targets that are never negative.
     """
 
     mean: float = 0.0
@@ -102,18 +103,18 @@ class TargetScale:
     log_spreads: tuple[float, ...] = (1.0,)
 
     def towards_model(self, targets: torch.Tensor, log: bool) -> torch.Tensor:
-        """What each fold's model should answer: (rows, folds)."""
+        """Return the scaled target for each fold's model: (rows, folds)."""
         centres, spreads = self._own(targets, log)
         return (targets[:, LOG_VALUE if log else VALUE, None] - centres) / spreads
 
     def towards_user(self, answers: torch.Tensor, log: bool) -> torch.Tensor:
-        """The answers of the folds' models, (rows, folds, ...), in the user's units."""
+        """Return the answers of the folds' models, (rows, folds, ...), in the user's units."""
         centres, spreads = self._own(answers, log)
         shape = (-1, *[1] * (answers.dim() - 2))
         values = answers * spreads.reshape(shape) + centres.reshape(shape)
         if not log:
             return values * self.scale + self.mean
-        # A model that is far off must not overflow: nothing learned is beyond e^30 units.
+        # A model that is far off must not overflow: no learned value is beyond e^30 units.
         return torch.expm1(values.clamp(max=30.0)) * (self.unit or 1.0)
 
     def _own(self, like: torch.Tensor, log: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,8 +1,8 @@
-"""Tables in CSV and Parquet files as data: which columns are numbers, which categories, what the target is.
+"""Loads CSV and Parquet tables as data: finds the columns of numbers and categories, and the target.
 
-An `Encoding` is fitted on the training rows only and can encode new rows of the same table later. A table
-that cannot be used is refused in one line that names the column and, where there is one, the row. Target
-columns that hold text, or at most 20 different whole numbers, make a classification; others a regression.
+An `Encoding` is fitted on the training rows only and can encode new rows of the same table later. An unusable table is
+refused in one line that names the column and, if there is one, the row. Target columns of text, or with at most 20
+different whole numbers, make a classification; others a regression.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hydra_tune.errors import SpecError, nearest, quoted
+from hydra_tune.core.errors import SpecError, nearest, quoted
 from hydra_tune.search_spaces.dataset import Data, labelled, measured, regression_fields, split, spread
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ FEWEST_ROWS = 10
 MOST_CATEGORIES = 100
 MOST_NUMBERED_CLASSES = 20
 MOSTLY_NUMBERS = 0.5
-"""A text column with at least this share of numbers is taken for numbers with junk among them."""
+"""A text column with at least this share of numbers is treated as numbers with junk among them."""
 
 TableTask = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column of numbers; missing ones become the mean."""
+    """A column of numbers; missing values become the mean."""
 
     name: str
     mean: float
@@ -44,7 +44,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Categories:
-    """A column of categories, one-hot; missing and unknown ones are all zeros."""
+    """A column of categories, one-hot; missing and unknown values become all zeros."""
 
     name: str
     values: tuple[str, ...]
@@ -56,24 +56,24 @@ class Categories:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How the columns of a table become the inputs of a model."""
+    """Encoding of a table's columns as the inputs of a model."""
 
     columns: tuple[Numbers | Categories, ...]
     target: str
 
     @classmethod
     def fit(cls, frame: pd.DataFrame, target: str, train: np.ndarray, where: str) -> Encoding:
-        """Column by column, from the rows `train`; `where` names the table in messages."""
+        """Fit an encoding column by column on the rows `train`; `where` names the table in messages."""
         names = [name for name in frame.columns if name != target]
         return cls(tuple(_fit_column(frame[name], name, train, where) for name in names), target)
 
     def inputs(self, frame: pd.DataFrame) -> np.ndarray:
-        """The rows of a table as numbers."""
+        """Return the rows of a table as numbers."""
         return np.concatenate([column.encode(frame[column.name]) for column in self.columns], axis=1)
 
 
 def load_table(path: Path, file_format: str, target: str | None = None, task: TableTask | None = None) -> Data:
-    """A table as data. Without a `target`, it is the last column."""
+    """Load a table as data. The default `target` is the last column."""
     frame = read_frame(path, file_format)
     where = str(path)
     if len(frame) < FEWEST_ROWS:
@@ -91,7 +91,7 @@ def load_table(path: Path, file_format: str, target: str | None = None, task: Ta
 
 
 def read_frame(path: Path, file_format: str, **csv_options: Any) -> pd.DataFrame:
-    """The table in a file, its column names as text; `csv_options` are those of pandas."""
+    """Read the table in a file, with column names as text; `csv_options` are those of pandas."""
     try:
         import pandas as pd
     except ImportError:
@@ -196,7 +196,7 @@ def is_numeric(column: pd.Series[Any]) -> bool:
 
 
 def floats(column: pd.Series[Any]) -> np.ndarray:
-    """A numeric column as floats, with NaN for what is missing in pandas' nullable types too."""
+    """Return a numeric column as floats, with NaN for missing values, also of pandas' nullable types."""
     return np.asarray(column.to_numpy(dtype=float, na_value=np.nan))
 
 
@@ -207,7 +207,7 @@ def _to_numbers(column: pd.Series[Any]) -> pd.Series[Any]:
 
 
 def _junk(column: pd.Series[Any], name: str, where: str) -> SpecError:
-    """The complaint about a column that should hold numbers, with the first value that is none."""
+    """Return the error for a column that should hold numbers, with the first value that is not one."""
     junk = column.notna() & _to_numbers(column).isna()
     value = column[junk].iloc[0]
     return SpecError(

@@ -1,4 +1,4 @@
-"""What the families for tables share: the parameters of their first layer and of their training."""
+"""Shared parts of the families for tables: parameters of their first layer and of their training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
-from hydra_tune.errors import SpecError
+from hydra_tune.core.errors import SpecError
 from hydra_tune.search_spaces.bagged import TableFeatures
 from hydra_tune.search_spaces.dataset import Data
 from hydra_tune.search_spaces.space import Above, Param
@@ -15,18 +15,18 @@ from hydra_tune.search_spaces.table import TableLayout
 from hydra_tune.search_spaces.training import HUGE
 
 MOST_EMBEDDED_NUMBERS = 100
-"""With more columns of numbers, embedding each of them makes the first layer larger than it is worth."""
+"""Most numeric columns that are embedded; with more, the first layer becomes larger than it is worth."""
 
 
 def layout_of(data: Data) -> TableLayout:
-    """The layout of a table's rows."""
+    """Return the layout of a table's rows."""
     if data.layout is None:
         raise SpecError(f"data {data.name!r} is no table", "use a family for its kind")
     return data.layout
 
 
 def feature_params(data: Data) -> list[Param]:
-    """How a row becomes a vector."""
+    """Return the parameters of the layer that turns a row into a vector."""
     layout = layout_of(data)
     params = [scaling_param(layout)]
     embeds = layout.numbers and layout.numbers <= MOST_EMBEDDED_NUMBERS and layout.image is None
@@ -41,18 +41,18 @@ def feature_params(data: Data) -> list[Param]:
 
 
 def scaling_param(layout: TableLayout) -> Param:
-    """Numbers less their median over their quartiles' distance, softly cut; or by quantiles, as if normal."""
+    """Return the scaling parameter: robust (by median and quartiles, softly clipped) or by normal quantiles."""
     return Param("scaling", CategoricalDistribution(("robust", "quantile") if layout.image is None else ("robust",)))
 
 
 def members_param(data: Data) -> Param:
-    """How many members a fold's ensemble has; many folds are an ensemble already."""
+    """Return the parameter for a fold's ensemble size; fewer with many folds, which form an ensemble already."""
     choices = (1, 4, 8) if layout_of(data).folds == 1 else (1, 2, 4)
     return Param("members", CategoricalDistribution(choices), limits=(1, 256))
 
 
 def features(params: Mapping[str, Any], layout: TableLayout) -> TableFeatures:
-    """The first layer that an assignment of `feature_params` stands for."""
+    """Return the first layer for an assignment of `feature_params`."""
     return TableFeatures(
         layout,
         quantiles=params["scaling"] == "quantile",
@@ -66,7 +66,7 @@ def features(params: Mapping[str, Any], layout: TableLayout) -> TableFeatures:
 def table_training_params(
     data: Data, *, lr: tuple[float, float], decay: tuple[float, float] = (1e-5, 1.0)
 ) -> list[Param]:
-    """How models of tables are trained. A row's target has a scale of its own where it is skewed."""
+    """Return the training parameters for models of tables, with a choice of target scale if it is skewed."""
     rows = layout_of(data).rows
     sizes = (32, 64) if rows < 1000 else (64, 128, 256) if rows < 20_000 else (256, 512)
     params = [

@@ -18,7 +18,7 @@ from hydra_tune.search_spaces.training import HUGE
 
 
 def space(data: Data) -> Space:
-    """Depth, width, members, and how trained."""
+    """Return the search space: depth, width, members and training parameters."""
     return Space(
         (
             Param("depth", IntDistribution(1, 3), limits=(1, 16)),
@@ -33,7 +33,7 @@ def space(data: Data) -> Space:
 
 
 def model(params: Mapping[str, Any], data: Data) -> nn.Module:
-    """The perceptron of one assignment, for every fold."""
+    """Return the perceptron for one assignment, for every fold."""
     layout = layout_of(data)
     first = features(params, layout)
     layers: OrderedDict[str, nn.Module] = OrderedDict(features=first)

@@ -1,4 +1,4 @@
-"""Residual network for tables: blocks of normalisation and two dense layers, around which the input is carried."""
+"""Residual network for tables: residual blocks of normalisation and two dense layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hydra_tune.search_spaces.training import HUGE
 
 
 class Block(nn.Module):
-    """Normalise, widen, drop, narrow; and add."""
+    """Residual block: normalise, widen, drop out, narrow, add."""
 
     def __init__(self, folds: int, width: int, expansion: float, dropout: float) -> None:
         super().__init__()
@@ -30,11 +30,12 @@ class Block(nn.Module):
         self.narrow = BaggedLinear(folds, inner, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.narrow(self.dropout(self.relu(self.widen(self.norm(x)))))  # type: ignore[no-any-return]
+        inner: torch.Tensor = self.narrow(self.dropout(self.relu(self.widen(self.norm(x)))))
+        return x + inner
 
 
 def space(data: Data) -> Space:
-    """Blocks, width, expansion, members, and how trained."""
+    """Return the search space: blocks, width, expansion, members and training parameters."""
     return Space(
         (
             Param("blocks", IntDistribution(1, 4), limits=(1, 64)),
@@ -49,7 +50,7 @@ def space(data: Data) -> Space:
 
 
 def model(params: Mapping[str, Any], data: Data) -> nn.Module:
-    """The network of one assignment, for every fold."""
+    """Return the network for one assignment, for every fold."""
     layout = layout_of(data)
     first, width = features(params, layout), params["width"]
     layers: OrderedDict[str, nn.Module] = OrderedDict(features=first)

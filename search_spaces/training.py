@@ -1,4 +1,4 @@
-"""The hyperparameters of training that the families share, and the optimizer they stand for."""
+"""Training hyperparameters that the families share, and the optimizer for them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
-from hydra_tune.candidate import OptimizerFactory
 from hydra_tune.search_spaces.space import OneOf, Param
+from hydra_tune.training.candidate import OptimizerFactory
 
 HUGE = 1_000_000
-"""The limit of sizes that have no natural one; it only keeps out slips of the keyboard."""
+"""Limit of sizes without a natural one, against typing errors."""
 
 
 def training_params(
@@ -22,9 +22,9 @@ def training_params(
     optimizers: Sequence[str] = ("adamw",),
     batch_sizes: Sequence[int] = (16, 32, 64),
 ) -> list[Param]:
-    """The parameters of training for one family; `lr` is the range for AdamW.
+    """Return the training parameters of one family; `lr` is the range for AdamW.
 
-    SGD has a learning rate of its own, since good values are some ten times those of AdamW.
+    SGD has its own learning rate, since good values are about ten times those of AdamW.
     """
     params = [
         Param("optimizer", CategoricalDistribution(tuple(optimizers))),
@@ -43,12 +43,12 @@ def training_params(
 
 
 def dropout_param(high: float = 0.3) -> Param:
-    """The share of activations dropped while training."""
+    """Return the parameter for the share of activations dropped in training."""
     return Param("dropout", FloatDistribution(0.0, high), limits=(0.0, 0.95))
 
 
 def optimizer(params: Mapping[str, Any]) -> OptimizerFactory:
-    """The optimizer that an assignment of `training_params` stands for."""
+    """Return the optimizer for an assignment of `training_params`."""
     decay = params["weight_decay"]
     if params["optimizer"] == "sgd":
         return functools.partial(

@@ -1,6 +1,6 @@
 """Transformer encoder for classification and regression.
 
-What a token is depends on the data: a feature of a table, a row of an image, a step of a sequence.
+A token is a feature of a table, a row of an image, or a step of a sequence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EmbedFeatures(nn.Module):
 
 
 class EmbedSteps(nn.Module):
-    """A token for each step: a dense layer of its numbers, plus a learned vector for its place."""
+    """A token for each step: a dense layer of its numbers, plus a learned vector for its position."""
 
     def __init__(self, steps: int, features: int, dim: int) -> None:
         super().__init__()
@@ -39,25 +39,26 @@ class EmbedSteps(nn.Module):
         self.position = nn.Parameter(torch.randn(steps, dim) * 0.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x) + self.position  # type: ignore[no-any-return]
+        tokens: torch.Tensor = self.linear(x)
+        return tokens + self.position
 
 
 class Rows(nn.Module):
-    """The rows of an image as steps: (batch, c, height, width) to (batch, height, c * width)."""
+    """Turns the rows of an image into steps: (batch, c, height, width) to (batch, height, c * width)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.transpose(1, 2).flatten(2)
 
 
 class MeanOverSteps(nn.Module):
-    """One vector for each row of the batch."""
+    """Averages the steps to one vector for each row of the batch."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean(dim=1)
 
 
 def space(data: Data) -> Space:
-    """How deep, how many heads of what size, and how trained."""
+    """Return the search space: depth, number and size of heads, and training parameters."""
     return Space(
         (
             *attention_params(depth=(1, 3), heads=(2, 4), head_dims=(8, 16)),
@@ -67,7 +68,7 @@ def space(data: Data) -> Space:
 
 
 def model(params: Mapping[str, Any], data: Data) -> nn.Module:
-    """The encoder of one assignment."""
+    """Return the encoder for one assignment."""
     heads, head_dim = params["heads"], params["head_dim"]
     dim = heads * head_dim
     layers: OrderedDict[str, nn.Module] = OrderedDict()

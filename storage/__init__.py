@@ -1,4 +1,4 @@
-"""The database of studies: Optuna's own tables, and beside them what Optuna does not know.
+"""The database of studies: Optuna's own tables, and the `hydra_` tables for records that Optuna does not keep.
 
     open_storage(url)    an Optuna storage over a SQLite file or a PostgreSQL server
     StudyRecords         writes the plan, attempts, metrics and units of one study

@@ -1,7 +1,7 @@
-"""What somebody who looks at a study asks of whoever runs it, and notes on trials.
+"""Requests from a viewer of a study to its coordinator, and notes on trials.
 
-The dashboard writes a row; the coordinator of the study reads it within a second or so and answers in the transaction
-that has the effect. An action on a study that nobody runs waits until it is resumed.
+The dashboard writes a row; the study's coordinator reads it within about a second and answers in the same transaction
+as the effect. A request for a study without a coordinator waits until the study is resumed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONGEST_NOTE = 10_000
 
 @dataclass(frozen=True)
 class Action:
-    """Something that was asked; `answered` is None until it is obeyed or refused."""
+    """A request to a study's coordinator; `answered` is None until the request is carried out or refused."""
 
     action_id: int
     study_id: int
@@ -36,7 +36,7 @@ class Action:
 def ask(
     storage: QueuedDatabase, study_id: int, kind: str, *, number: int | None = None, count: int | None = None
 ) -> int:
-    """Ask for something; the action's id."""
+    """Write a request for the study's coordinator and return the action's id."""
     row = {"study_id": study_id, "number": number, "kind": kind, "count": count, "asked": utc_now()}
     with writing(storage.engine) as connection:
         key = connection.execute(insert(HYDRA_ACTIONS).values(**row)).inserted_primary_key
@@ -45,26 +45,26 @@ def ask(
 
 
 def pending_actions(connection: Connection, study_id: int) -> list[Action]:
-    """What waits to be obeyed, in the order in which it was asked."""
+    """Return the unanswered actions, oldest first."""
     waiting = select(HYDRA_ACTIONS).where(HYDRA_ACTIONS.c.study_id == study_id, HYDRA_ACTIONS.c.answered.is_(None))
     return [Action(**row._mapping) for row in connection.execute(waiting.order_by(HYDRA_ACTIONS.c.action_id))]
 
 
 def recent_actions(connection: Connection, study_id: int, limit: int = 20) -> list[Action]:
-    """What was asked last, newest first."""
+    """Return the latest actions, newest first."""
     asked = select(HYDRA_ACTIONS).where(HYDRA_ACTIONS.c.study_id == study_id)
     rows = connection.execute(asked.order_by(HYDRA_ACTIONS.c.action_id.desc()).limit(limit))
     return [Action(**row._mapping) for row in rows]
 
 
 def answer_action(storage: QueuedDatabase, action: Action, answer: str) -> None:
-    """Say what became of it, in the same transaction as its effect."""
+    """Record the answer to an action, in the same transaction as its effect."""
     row = {"action_id": action.action_id, "answered": utc_now(), "answer": answer}
     storage.update(HYDRA_ACTIONS, row)
 
 
 def write_note(storage: QueuedDatabase, study_id: int, number: int, text: str) -> None:
-    """Replace the note on a trial; an empty one removes it."""
+    """Replace the note on a trial; an empty text removes the note."""
     with writing(storage.engine) as connection:
         mine = (HYDRA_NOTES.c.study_id == study_id) & (HYDRA_NOTES.c.number == number)
         connection.execute(delete(HYDRA_NOTES).where(mine))
@@ -74,6 +74,6 @@ def write_note(storage: QueuedDatabase, study_id: int, number: int, text: str) -
 
 
 def read_note(connection: Connection, study_id: int, number: int) -> str:
-    """The note on a trial; empty where there is none."""
+    """Return the note on a trial, or an empty string."""
     query = select(HYDRA_NOTES.c.text).where(HYDRA_NOTES.c.study_id == study_id, HYDRA_NOTES.c.number == number)
     return connection.execute(query).scalar() or ""

@@ -1,8 +1,7 @@
-"""What is known of the studies, in memory: every trial once, with the indexes that keep reads quick.
+"""In-memory cache of studies: each trial once, with indexes that keep reads fast.
 
-A trial is replaced, never changed, so that what a reader holds stays as it was. Finished trials never change
-in the database either, so only the unfinished and the new ones are ever read again, and only when another
-process may have written.
+Trials are replaced, never changed in place, so a reader's copy stays valid. Finished trials never change in the
+database either, so only unfinished and new trials are read again, and only when another process may have written.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from hydra_tune.storage.rows import StudyRow, load_study, load_trials
 
 
 class CachedStudy:
-    """One study: its trials by number and by state, the best one, and each parameter's distribution."""
+    """A study's trials by number and by state, the best trial, and each parameter's distribution."""
 
     def __init__(self, row: StudyRow) -> None:
         self.study_id = row.study_id
@@ -45,12 +44,12 @@ class CachedStudy:
 
     @property
     def last_finished(self) -> FrozenTrial | None:
-        """The finished trial that was learned of last."""
+        """A recently cached finished trial; None if there is none."""
         finished = [trials for state, trials in self._by_state.items() if state.is_finished() and trials]
         return next(reversed(finished[0].values())) if finished else None
 
     def put(self, trial: FrozenTrial) -> None:
-        """Take in a new trial, or a newer form of a known one."""
+        """Store a new trial, or a newer version of a known trial."""
         before = self._trials.get(trial.number)
         if before is not None:
             del self._by_state[before.state][trial.number]
@@ -60,24 +59,24 @@ class CachedStudy:
             self.best = trial
 
     def trials(self, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
-        """The trials in these states, or all, by number; samplers rely on the order."""
+        """Return the trials in these states, or all trials, ordered by number; samplers rely on the order."""
         if states is None:
             chosen = list(self._trials.values())
         else:
             chosen = [t for state, trials in self._by_state.items() if state in states for t in trials.values()]
-        # Nearly sorted already, which makes this one pass.
+        # The list is nearly sorted already, so this takes a single pass.
         return sorted(chosen, key=_number)
 
     def unfinished(self) -> list[FrozenTrial]:
-        """The trials that may still change."""
+        """Return the trials that may still change."""
         return [t for state, trials in self._by_state.items() if not state.is_finished() for t in trials.values()]
 
     def count(self, states: Iterable[TrialState]) -> int:
-        """How many trials are in one of these states."""
+        """Return the number of trials in any of these states."""
         return sum(len(self._by_state[state]) for state in states)
 
     def check_distribution(self, name: str, distribution: BaseDistribution) -> None:
-        """A ValueError where the parameter had another kind of distribution before in this study."""
+        """Raise a ValueError if the parameter had an incompatible distribution earlier in this study."""
         known = self._distributions.get(name)
         if known is not None:
             check_distribution_compatibility(known, distribution)
@@ -98,10 +97,10 @@ class CachedStudy:
 
 
 class Cache:
-    """All studies that were read or written, where their trials are, and how fresh that knowledge is.
+    """All studies read or written so far, an index of their trials, and the generation of the cached data.
 
-    A trial made while writes are queued has a provisional id, which stays its id for the life of the cache;
-    its row's id, once there is one, is a second way to the same trial.
+    A trial created while writes are queued has a provisional id, which stays its id for the life of the cache. The id
+    of its database row, once known, leads to the same trial.
     """
 
     def __init__(self) -> None:
@@ -113,31 +112,31 @@ class Cache:
         self._generation = 0
 
     def owned(self, study_id: int) -> CachedStudy | None:
-        """The study if this process alone writes it: then what is known of it is the truth."""
+        """Return the study if only this process writes it, so that the cache is authoritative; else None."""
         return self._studies[study_id] if study_id in self._owned else None
 
     def own(self, study: CachedStudy) -> None:
-        """Take the study as written by this process alone, from now on."""
+        """Treat the study as written only by this process from now on."""
         self._owned.add(study.study_id)
 
     def share_all(self) -> None:
-        """Other processes may write every study again."""
+        """Treat all studies as writable by other processes again."""
         self._owned.clear()
         self._generation += 1
 
     def find(self, trial_id: int) -> tuple[CachedStudy, FrozenTrial] | None:
-        """A known trial and its study, perhaps not in their newest form."""
+        """Return a cached trial and its study, possibly out of date."""
         place = self._places.get(trial_id)
         return None if place is None else (place[0], place[0][place[1]])
 
     def put(self, study: CachedStudy, trial: FrozenTrial) -> None:
-        """Take in a trial under the id that it has, or the provisional one that it had first."""
+        """Store a trial under its provisional id if it had one, else under its own id."""
         trial._trial_id = self._provisional.get(trial._trial_id, trial._trial_id)
         self._places[trial._trial_id] = (study, trial.number)
         study.put(trial)
 
     def learn_row_ids(self, ids: dict[int, int]) -> None:
-        """New trials got their rows: `ids` has each row's id by provisional id."""
+        """Record the row ids of new trials; `ids` maps provisional id to row id."""
         for provisional, row_id in ids.items():
             self.row_ids[provisional] = row_id
             self._provisional[row_id] = provisional
@@ -146,18 +145,18 @@ class Cache:
             study.last_row_id = max(study.last_row_id, row_id)
 
     def last_row_ids(self, study_ids: Iterable[int]) -> dict[int, int]:
-        """The greatest id of a trial's row known of each study."""
+        """Return the largest known trial row id of each study."""
         return {study_id: self._studies[study_id].last_row_id for study_id in study_ids}
 
     def forget(self, study_id: int) -> None:
-        """Drop a study that is no more."""
+        """Drop a study that no longer exists."""
         study = self._studies.pop(study_id, None)
         self._owned.discard(study_id)
         if study is not None:
             self._places = {key: place for key, place in self._places.items() if place[0] is not study}
 
     def refresh(self, connection: Connection, study_id: int) -> CachedStudy:
-        """The study as it is in the connection's transaction; a KeyError where there is none."""
+        """Return the study as seen by the connection's transaction; raise a KeyError if there is none."""
         generation = self._generation_of(connection)
         study = self._studies.get(study_id)
         if study is not None and (study_id in self._owned or study.generation == generation):
@@ -173,10 +172,10 @@ class Cache:
         return study
 
     def _read_changes(self, connection: Connection, study: CachedStudy, row: StudyRow) -> bool:
-        """Read what may have changed; False where this is another study under the same id.
+        """Read new and unfinished trials; False if another study now has this id.
 
-        SQLite gives the ids of a deleted study and its trials out again. So one finished trial is read again
-        as a witness: if it is not the same, nothing that is known holds.
+        SQLite reuses the ids of a deleted study and its trials. So one finished trial is read again as a check: if it
+        differs, the whole cached study is invalid.
         """
         witness = study.last_finished
         again = study.unfinished() + ([witness] if witness else [])
@@ -207,10 +206,10 @@ class Cache:
         return self.row_ids.get(trial._trial_id, trial._trial_id)
 
     def _generation_of(self, connection: Connection) -> int:
-        """A number that grows whenever another connection may have written.
+        """Return a number that grows whenever another connection may have written.
 
-        SQLite tells, for each connection, whether any other committed since; so the last answer is kept with
-        the connection. A server does not tell: there every look counts as a change.
+        SQLite reports per connection if any other connection has committed since, so the last answer is kept with the
+        connection. PostgreSQL has no such report: every call counts as a change.
         """
         if connection.dialect.name == "sqlite":
             version = connection.exec_driver_sql("PRAGMA data_version").scalar()
@@ -222,7 +221,7 @@ class Cache:
 
 
 def replaced(trial: FrozenTrial, **fields: Any) -> FrozenTrial:
-    """A copy of the trial with other fields; the original stays as readers hold it."""
+    """Return a copy of the trial with changed fields; readers keep the original."""
     newer = copy.copy(trial)
     for name, value in fields.items():
         setattr(newer, name, value)

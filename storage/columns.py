@@ -1,8 +1,8 @@
-"""The trials of a study as columns of numbers, for whoever looks at all of them at once.
+"""The trials of a study as numeric columns, for views of all trials at once.
 
 A dashboard sorts, filters and plots fifty thousand trials many times a minute. Finished trials never change, so each is
-read once and kept as a row in a few arrays; a refresh reads the new and the unfinished ones only. Reports are not kept
-here: there are a hundred times as many, and nobody looks at all of them.
+read once and kept as a row in a few arrays; a refresh reads only new and unfinished trials. Intermediate reports are
+not kept: there are a hundred times as many, and no view shows all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 FACTS = ("seconds", "peak_device_bytes", "shards", "communicated_bytes", "spill_read_bytes", "spill_written_bytes")
-"""Columns of numbers that our own records have of a trial; NaN stands for what was not recorded."""
+"""Numeric columns of a trial from our own records; NaN means not recorded."""
 UNFINISHED = frozenset({"RUNNING", "WAITING"})
 _FIRST_ROWS = 256
 Moments = Sequence[datetime | str | None]
@@ -40,7 +40,7 @@ _to_value = models.TrialValueModel.stored_repr_to_value
 
 @dataclass
 class _Text:
-    """A column of words: few different ones, so each row has the number of its word."""
+    """A text column with few distinct words: each row holds the index of its word."""
 
     words: list[str]
     codes: dict[str, int]
@@ -50,7 +50,7 @@ class _Text:
         return cls([""], {"": 0})
 
     def codes_of(self, words: Sequence[str | None]) -> Ints:
-        """The number of each word; 0 for none."""
+        """Return the index of each word; 0 for no word."""
         for word in set(words):
             if word and word not in self.codes:
                 self.codes[word] = len(self.words)
@@ -59,28 +59,28 @@ class _Text:
 
 
 class StudyColumns:
-    """One study: row i of every column is its trial number i (Optuna numbers them without gaps)."""
+    """One study's columns: row i of every column is trial number i (Optuna numbers trials without gaps)."""
 
     def __init__(self, connection: Connection, study_id: int, has_hydra_tables: bool) -> None:
-        """A KeyError where there is no such study."""
+        """Read the study; raise a KeyError if it does not exist."""
         study = load_study(connection, study_id)
         self.study_id = study_id
         self.name = study.name
         self.maximize = [direction == StudyDirection.MAXIMIZE for direction in study.directions]
         self.size = 0
         self.version = 0
-        """Counts the refreshes that changed something; `changed` has it for each row."""
+        """Number of refreshes that changed something; `changed` holds the version of each row's last change."""
         self.distributions: dict[str, BaseDistribution] = {}
         self.errors: dict[int, str] = {}
         self._has_hydra_tables = has_hydra_tables
         self._last_id = 0
         self._open: dict[int, int] = {}
-        """The numbers of unfinished trials, by id."""
+        """Number of each unfinished trial, by trial id."""
         self._words = {name: _Text.empty() for name in ("state", "strategy", "device")}
         self._arrays: dict[str, NDArray[Any]] = {}
         self._params: dict[str, Floats] = {}
         self._first_ids: dict[str, int] = {}
-        """The first row of each parameter: databases give them in any order."""
+        """The smallest row id of each parameter, which gives their order: databases return rows in any order."""
         self._values = np.full((_FIRST_ROWS, len(self.maximize)), np.nan)
         for name in ("id", "changed", *self._words):
             self._arrays[name] = np.zeros(_FIRST_ROWS, np.int64)
@@ -88,10 +88,10 @@ class StudyColumns:
             self._arrays[name] = np.full(_FIRST_ROWS, np.nan)
         self.refresh(connection)
 
-    # What there is
+    # Accessors
 
     def column(self, name: str) -> Floats:
-        """`started`, `ended` (seconds since 1970) or one of FACTS."""
+        """Return the column `started` or `ended` (seconds since 1970) or one of FACTS."""
         return self._arrays[name][: self.size]
 
     @property
@@ -100,25 +100,25 @@ class StudyColumns:
 
     @property
     def ids(self) -> Ints:
-        """Optuna's ids of the trials."""
+        """Optuna's trial ids."""
         return self._arrays["id"][: self.size]
 
     @property
     def values(self) -> Floats:
-        """One column for each objective; NaN where a trial has no value."""
+        """Objective values, one column per objective; NaN if a trial has no value."""
         return self._values[: self.size]
 
     @property
     def param_names(self) -> list[str]:
-        """In the order in which trials first had them."""
+        """Parameter names in the order in which trials first had them."""
         return sorted(self._params, key=self._first_ids.__getitem__)
 
     def param(self, name: str) -> Floats:
-        """A parameter in Optuna's internal form (a category is its index); NaN where a trial does not have it."""
+        """Return a parameter in Optuna's internal form (the index of a category); NaN if a trial lacks it."""
         return self._params[name][: self.size]
 
     def param_value(self, name: str, number: int) -> Any:
-        """A trial's parameter as the user knows it; None where it does not have it."""
+        """Return a trial's parameter in the user's form; None if the trial lacks it."""
         internal = float(self._params[name][number])
         return None if math.isnan(internal) else self.distributions[name].to_external_repr(internal)
 
@@ -127,12 +127,12 @@ class StudyColumns:
         return {name: value for name, value in found.items() if value is not None}
 
     def choices(self, name: str) -> tuple[Any, ...] | None:
-        """The categories of a categorical parameter."""
+        """Return the categories of a categorical parameter; None for other parameters."""
         distribution = self.distributions[name]
         return distribution.choices if isinstance(distribution, CategoricalDistribution) else None
 
     def words(self, name: str) -> NDArray[Any]:
-        """`state`, `strategy` or `device` of each trial."""
+        """Return the `state`, `strategy` or `device` of each trial."""
         words: NDArray[Any] = np.array(self._words[name].words, dtype=object)
         return np.take(words, self._arrays[name][: self.size])
 
@@ -140,18 +140,18 @@ class StudyColumns:
         return self._words[name].words[int(self._arrays[name][number])]
 
     def in_states(self, states: Iterable[str]) -> NDArray[np.bool_]:
-        """Which trials are in one of these states."""
+        """Return a mask of the trials in any of these states."""
         known = self._words["state"].codes
         wanted = [known[state] for state in states if state in known]
         return np.isin(self._arrays["state"][: self.size], wanted)
 
     @property
     def complete(self) -> NDArray[np.bool_]:
-        """Which trials have completed, with a value for every objective."""
+        """Mask of completed trials that have a value for every objective."""
         return self.in_states(["COMPLETE"]) & ~np.isnan(self.values).any(axis=1)
 
     def counts(self) -> dict[str, int]:
-        """How many trials are in each state."""
+        """Return the number of trials in each state."""
         codes, counts = np.unique(self._arrays["state"][: self.size], return_counts=True)
         words = self._words["state"].words
         return {words[code]: int(count) for code, count in zip(codes, counts, strict=True)}
@@ -159,7 +159,7 @@ class StudyColumns:
     # Reading
 
     def refresh(self, connection: Connection) -> None:
-        """Read what is new and what was unfinished; a KeyError where the study is gone or another has its id."""
+        """Read new and unfinished trials; raise a KeyError if the study is gone or another study has its id."""
         self._check_identity(connection)
         known = sorted(self._open)
         after = self._last_id
@@ -184,12 +184,12 @@ class StudyColumns:
             raise KeyError(f"study {self.study_id} is another one now")
 
     def _trials(self) -> Select[Any]:
-        # The state as text: making an enum of each costs more than reading it.
+        # Read the state as text: converting each to an enum costs more than reading it.
         state = cast(TRIALS.c.state, String)
         return select(TRIALS.c.trial_id, TRIALS.c.number, state, TRIALS.c.datetime_start, TRIALS.c.datetime_complete)
 
     def _rows(self, connection: Connection, query: Select[Any], after: int, known: Sequence[int]) -> list[Any]:
-        """Rows of the new trials in one sweep, and of those that were known and unfinished."""
+        """Return the rows of trials newer than `after` and of the trial ids in `known`."""
         mine = query.where(TRIALS.c.study_id == self.study_id).order_by(TRIALS.c.trial_id)
         rows: list[Any] = _fetched(connection, mine.where(TRIALS.c.trial_id > after))
         for ids in chunks(known):
@@ -213,7 +213,7 @@ class StudyColumns:
 
     def _take_values(self, connection: Connection, after: int, known: Sequence[int]) -> None:
         wanted = (TRIALS.c.number, TRIAL_VALUES.c.objective, TRIAL_VALUES.c.value, cast(_KIND, String))
-        # On PostgreSQL a statement may see trials that the one before it did not.
+        # On PostgreSQL a statement may see trials that the previous one did not.
         found = [
             row for row in self._rows(connection, _joined(wanted, TRIAL_VALUES), after, known) if row[0] < self.size
         ]
@@ -281,7 +281,7 @@ class StudyColumns:
 
 
 def _fetched(connection: Connection, query: Select[Any]) -> list[Any]:
-    """All rows as the driver gives them: SQLAlchemy takes as long again to convert them one by one."""
+    """Return all rows in the driver's form: conversion by SQLAlchemy would double the time."""
     with connection.execute(query) as result:
         return list(result if result.cursor is None else result.cursor.fetchall())
 
@@ -291,6 +291,6 @@ def _joined(columns: Sequence[ColumnElement[Any]], table: Table) -> Select[Any]:
 
 
 def _seconds(moments: Moments) -> Floats:
-    """Seconds since 1970 of times as they are stored: UTC without a zone, in SQLite as text; NaN for None."""
+    """Convert stored times (UTC without a zone, text in SQLite) to seconds since 1970; NaN for None."""
     stamps = np.array(moments, dtype="datetime64[us]")
     return np.where(np.isnat(stamps), np.nan, stamps.astype(np.int64) / 1e6)

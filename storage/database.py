@@ -1,13 +1,13 @@
-"""Connections: from a URL to an engine, and the two kinds of transaction.
+"""Database connections: from a URL to an engine, and the two kinds of transaction.
 
     connect(url)        an Engine for `sqlite:///FILE` or `postgresql://USER@HOST/NAME`
     writing(engine)     a transaction that may write
     reading(engine)     a transaction that only reads, and never waits for a writer
-    explaining(engine)  errors of the driver as a StorageError of one line
-    masked(url)         the URL as it may stand in a message
+    explaining(engine)  turns driver errors into a one-line StorageError
+    masked(url)         the URL without passwords, for messages
 
-What can be wrong with a URL is found here and told in one line; nothing is created before it is right.
-Tables and their versions are the subject of `schema`.
+Mistakes in a URL are found here and reported in one line, before anything is created. Tables and their versions are the
+subject of `schema`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import sqlalchemy
 from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from hydra_tune.errors import StorageError, printable, quoted
+from hydra_tune.core.errors import StorageError, printable, quoted
 
 if sys.platform != "win32":
     import fcntl
 
-# A writer that waits this long for another has met a stuck process, not contention: commits take 0.2 ms.
+# Commits take 0.2 ms: a writer that waits this many seconds faces a stuck process, not contention.
 BUSY_SECONDS = 60
 CONNECT_SECONDS = 10
 SQLITE_HEADER = b"SQLite format 3\0"
@@ -40,7 +40,7 @@ _READS = "hydra_reads"
 
 
 def connect(url: str, *, read_only: bool = False) -> Engine:
-    """An engine for `url`; a StorageError where it cannot work. A SQLite file is created by its first use."""
+    """Return an engine for `url`, or raise a StorageError. The first use of a SQLite file creates it."""
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(_sqlite_path(parsed), read_only)
@@ -49,10 +49,10 @@ def connect(url: str, *, read_only: bool = False) -> Engine:
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """A transaction that may write. On SQLite it holds the write lock from its first moment.
+    """Open a transaction that may write. On SQLite it takes the write lock at once.
 
-    A deferred transaction that reads first and writes later fails with "database is locked" as soon as
-    another process wrote in between, however long the timeout.
+    A deferred transaction that reads first and writes later fails with "database is locked" as soon as another process
+    has written in between, regardless of the timeout.
     """
     with explaining(engine), engine.begin() as connection:
         yield connection
@@ -60,7 +60,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """A transaction that only reads: on SQLite a snapshot, which neither waits for writers nor stops them."""
+    """Open a read-only transaction: on SQLite a snapshot, which neither waits for writers nor blocks them."""
     with explaining(engine), engine.connect() as connection:
         connection = connection.execution_options(**{_READS: True})
         with connection.begin():
@@ -68,30 +68,30 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 
 def masked(url: str) -> str:
-    """`url` with its passwords replaced by ***, whether it is well-formed or not, on one line."""
+    """Return `url`, well-formed or not, on one line with its passwords replaced by ***."""
     text = re.sub(r"://([^:/?#]*):.*@", r"://\1:***@", url, flags=re.DOTALL)
     text = re.sub(r"([?&][^=&]*password=)[^&]*", r"\1***", text, flags=re.IGNORECASE)
     return printable(text).replace("\n", "\\n")[:200]
 
 
 def address(engine: Engine) -> str:
-    """The engine's URL in full, password included: for other libraries, never for a message."""
+    """Return the engine's full URL with its password: for other libraries, never for a message."""
     return engine.url.render_as_string(hide_password=False)
 
 
 def sqlite_path(engine: Engine) -> Path | None:
-    """The file behind a SQLite engine; None for a server."""
+    """Return the file of a SQLite engine; None for a server."""
     return Path(str(engine.url.database)) if engine.dialect.name == "sqlite" else None
 
 
 @contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
-    """Holds the directory's lock, so that of several processes one at a time sets a new file up.
+    """Hold the directory's lock, so that only one process at a time sets up a new file.
 
-    The lock is on the directory because a lock file would stay behind, and because closing any descriptor of
-    the database file would drop SQLite's own locks on it. The kernel frees it when a process dies.
+    The lock is on the directory because a lock file would stay behind, and because closing any descriptor of the
+    database file would drop SQLite's own locks on it. The kernel frees the lock when a process dies.
     """
-    if sys.platform == "win32":  # There is no flock; on Windows this one race stays open.
+    if sys.platform == "win32":  # Windows has no flock, so this race stays open there.
         yield
         return
     descriptor = os.open(directory, os.O_RDONLY)
@@ -109,7 +109,7 @@ def _parse(url: str) -> URL:
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise StorageError(f"storage URL '{masked(url)}' is not a database URL", EXAMPLES) from error
     if backend == "postgresql" and parsed.drivername == "postgresql":
-        # SQLAlchemy would take psycopg2 where no driver is named; the project installs psycopg 3.
+        # SQLAlchemy would default to psycopg2; the project installs psycopg 3.
         return parsed.set(drivername="postgresql+psycopg")
     if backend == "postgresql" or parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         return parsed
@@ -123,7 +123,7 @@ def _sqlite_path(url: URL) -> Path:
         raise StorageError(f"storage URL '{shown}' names no file", "use sqlite:///FILE; several processes read it")
     if "\0" in name or url.query:
         raise StorageError(f"storage URL '{shown}' has parameters or a NUL", "use sqlite:///FILE and nothing more")
-    # Absolute, since a later chdir or a spawned process must still find the same file.
+    # Absolute, so that the file is found after a chdir or in a spawned process.
     return Path(name).absolute()
 
 
@@ -165,16 +165,16 @@ def _check_sqlite_file(path: Path, read_only: bool) -> None:
 def _open_sqlite(path: Path, read_only: bool) -> sqlite3.Connection:
     location = f"file:{quote(str(path))}?mode={'ro' if read_only else 'rwc'}"
     if read_only and not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
-        # Without a writer there is no log beside the file, and in such a directory a reader cannot make one.
+        # Without a writer there is no WAL file, and a reader cannot create one in a read-only directory.
         location += "&immutable=1"
-    # No implicit transactions (isolation_level=None): the "begin" event says how each one starts. One thread
-    # at a time uses a connection, since the pool hands it out; not always the same thread.
+    # isolation_level=None disables implicit transactions: the "begin" event starts each one. The pool gives a
+    # connection to one thread at a time, but not always to the same thread.
     connection = sqlite3.connect(
         location, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
     try:
         connection.execute("PRAGMA foreign_keys=ON")
-        # In WAL mode the default NORMAL may lose the last commits in a power cut.
+        # In WAL mode, synchronous=NORMAL may lose the last commits in a power cut.
         connection.execute("PRAGMA synchronous=FULL")
         if not read_only and connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
             with alone_in(path.parent):
@@ -211,7 +211,7 @@ def _postgresql_engine(url: URL, read_only: bool) -> Engine:
 
 @contextmanager
 def explaining(engine: Engine) -> Iterator[None]:
-    """Turns what the driver reports into one line with the database's name and a way on."""
+    """Turn driver errors into a one-line StorageError with the database's name and a hint."""
     try:
         yield
     except SQLAlchemyError as error:

@@ -1,6 +1,6 @@
-"""One study or one trial in detail, read by id and number from indexed rows: nothing here reads all trials.
+"""Detailed reads of one study or one trial by id and number, from indexed rows; nothing here reads all trials.
 
-`queries` reads by name and gives records for the command line; this is for a page that shows one thing at a time.
+`queries` reads by name and returns records for the command line; this module serves pages that show one item.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from hydra_tune.storage.tables import (
 )
 
 POOL = "pool"
-"""The kind of the event that says which devices, of how many bytes each, a run of the study had."""
+"""Kind of the event that records the devices of a run and their memory budgets in bytes."""
 _to_report = models.TrialIntermediateValueModel.stored_repr_to_intermediate_value
 
 
 @dataclass(frozen=True)
 class Described:
-    """What our own records say of a study."""
+    """Our own record of a study."""
 
     metrics: tuple[str, ...]
     settings: dict[str, Any]
@@ -47,7 +47,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a study or a trial."""
+    """An event in the history of a study or a trial."""
 
     number: int | None
     happened: datetime
@@ -57,7 +57,7 @@ class Event:
 
 @dataclass(frozen=True)
 class KindOfWork:
-    """What a trial's units of one kind and shard came to on one device."""
+    """Totals of a trial's units of one kind and shard on one device."""
 
     kind: str
     device: str
@@ -70,7 +70,7 @@ class KindOfWork:
 
 
 def described(connection: Connection, study_id: int) -> Described | None:
-    """Our record of a study; None where plain Optuna made it."""
+    """Return our record of a study; None if plain Optuna created it."""
     row = connection.execute(select(HYDRA_STUDIES).where(HYDRA_STUDIES.c.study_id == study_id)).first()
     if row is None:
         return None
@@ -85,7 +85,7 @@ def described(connection: Connection, study_id: int) -> Described | None:
 
 
 def pool(connection: Connection, study_id: int) -> dict[str, int]:
-    """The bytes of each device in the study's last run, by name; empty where that was not recorded."""
+    """Return the memory budget in bytes of each device in the study's last run; empty if not recorded."""
     table = HYDRA_EVENTS
     query = select(table.c.message).where(table.c.study_id == study_id, table.c.kind == POOL, table.c.number.is_(None))
     text = connection.execute(query.order_by(table.c.event_id.desc()).limit(1)).scalar()
@@ -93,7 +93,7 @@ def pool(connection: Connection, study_id: int) -> dict[str, int]:
 
 
 def events(connection: Connection, study_id: int, number: int | None, limit: int = 100) -> list[Event]:
-    """The last things that happened, to one trial or to any; newest first."""
+    """Return the latest events of one trial, or of the study and all its trials; newest first."""
     table = HYDRA_EVENTS
     query = select(table.c.number, table.c.happened, table.c.kind, table.c.message)
     query = query.where(table.c.study_id == study_id, table.c.kind != POOL)
@@ -104,13 +104,13 @@ def events(connection: Connection, study_id: int, number: int | None, limit: int
 
 
 def trial_row(connection: Connection, study_id: int, number: int) -> Row[Any] | None:
-    """Our record of a trial, its plan included."""
+    """Return our record of a trial, including its plan."""
     table = HYDRA_TRIALS
     return connection.execute(select(table).where(table.c.study_id == study_id, table.c.number == number)).first()
 
 
 def of_trial(connection: Connection, table: Table, study_id: int, number: int, order: str) -> list[Row[Any]]:
-    """A trial's rows of a `hydra_` table, in the order of a column."""
+    """Return a trial's rows in a `hydra_` table, ordered by one column."""
     query = select(table).where(table.c.study_id == study_id, table.c.number == number)
     return list(connection.execute(query.order_by(table.c[order])))
 
@@ -124,7 +124,7 @@ def checkpoints(connection: Connection, study_id: int, number: int) -> list[Row[
 
 
 def curves(connection: Connection, study_id: int, number: int) -> dict[str, list[tuple[int, float]]]:
-    """Every metric of a trial as (epoch, value), in order."""
+    """Return every metric of a trial as (epoch, value) pairs, in order."""
     found: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in of_trial(connection, HYDRA_METRICS, study_id, number, "epoch"):
         found[row.name].append((row.epoch, float(row.special) if row.special else row.value))
@@ -132,7 +132,7 @@ def curves(connection: Connection, study_id: int, number: int) -> dict[str, list
 
 
 def work(connection: Connection, study_id: int, number: int) -> list[KindOfWork]:
-    """What a trial's units came to, by kind, shard and device."""
+    """Return the totals of a trial's units by kind, shard and device."""
     u = HYDRA_UNITS.c
     key = (u.kind, u.device, u.shard)
     sums = (
@@ -146,7 +146,7 @@ def work(connection: Connection, study_id: int, number: int) -> list[KindOfWork]
 
 
 def reports(connection: Connection, trial_ids: Sequence[int]) -> dict[int, list[tuple[int, float]]]:
-    """The intermediate values of some trials as (step, value), in order."""
+    """Return the intermediate values of some trials as (step, value) pairs, in order."""
     table = TRIAL_REPORTS
     found: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
     columns = (table.c.trial_id, table.c.step, table.c.intermediate_value, table.c.intermediate_value_type)
@@ -158,7 +158,7 @@ def reports(connection: Connection, trial_ids: Sequence[int]) -> dict[int, list[
 
 
 def user_attrs(connection: Connection, trial_id: int) -> dict[str, Any]:
-    """What user code has set on a trial."""
+    """Return the attributes that user code has set on a trial."""
     table = TRIAL_USER_ATTRS
     rows = connection.execute(select(table.c.key, table.c.value_json).where(table.c.trial_id == trial_id))
     return {key: json.loads(text) for key, text in rows}

@@ -1,8 +1,8 @@
-"""Who runs a study: a lease, so that two coordinators cannot run the same one.
+"""Leases on studies, which prevent two coordinators from running the same study.
 
-A lease names a process on a host. On the same host it is free as soon as that process is dead; from another host nobody
-can tell, so there it is free when it has not been renewed for a while. Times in it are the database's: on a server, the
-clocks of two hosts may differ by more than that while.
+A lease names a process on a host. On the same host the lease is free as soon as that process is dead. Another host
+cannot check the process, so there the lease is free after it has not been renewed for `STALE_AFTER`. Lease times are
+the database's: on a server, the clocks of two hosts may differ by more than that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
-from hydra_tune.errors import StorageError
+from hydra_tune.core.errors import StorageError
 from hydra_tune.storage.database import writing
 from hydra_tune.storage.optuna_storage import HydraStorage
 from hydra_tune.storage.tables import HYDRA_LEASES, utc_now
@@ -34,7 +34,7 @@ STALE_AFTER = timedelta(seconds=60)
 
 @dataclass(frozen=True)
 class Lease:
-    """A study's holder, as it stands in the database."""
+    """A study's lease as stored in the database."""
 
     study_id: int
     holder: str
@@ -44,17 +44,17 @@ class Lease:
     taken: datetime
     renewed: datetime
     read: datetime
-    """What the database's clock said when this was read."""
+    """The database's time when the lease was read."""
 
     def held(self) -> bool:
-        """Whether somebody still runs the study."""
+        """True if the lease's process still runs the study."""
         if self.host != this_host():
             return self.read - self.renewed < STALE_AFTER
         return process_runs(self.pid, self.process_started)
 
 
 def this_host() -> str:
-    """A name for this host, this boot and this container: process numbers mean nothing beyond."""
+    """Return a name for this host, boot and container, within which process ids are unique."""
     name = socket.gethostname()
     if sys.platform != "linux":
         return name
@@ -63,21 +63,22 @@ def this_host() -> str:
 
 
 def process_start(pid: int) -> float | None:
-    """When a process started, in a measure that does not move with the clock; None where it does not run."""
+    """Return a process's start time, independent of clock changes; None if the process does not run."""
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return None
         if sys.platform != "linux":
             return float(process.create_time())
-        # Clock ticks since boot: the 22nd field, the 20th after the name, which may hold anything but ends with ")".
+        # Field 22 is the start in clock ticks since boot: the 20th after the name, which may hold anything but ends
+        # with ")".
         return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
         return None
 
 
 def process_runs(pid: int, started: float) -> bool:
-    """Whether this very process still runs on this host."""
+    """True if the process with this id and start time still runs on this host."""
     return process_start(pid) == started
 
 
@@ -85,7 +86,7 @@ class HeldLease:
     """The lease of this process on a study."""
 
     def __init__(self, storage: HydraStorage, study_id: int, name: str) -> None:
-        """Take the lease; a StorageError names who has it."""
+        """Take the lease; raise a StorageError that names the holder if another process has it."""
         self._storage = storage
         self._study_id = study_id
         self._holder = uuid.uuid4().hex
@@ -112,19 +113,20 @@ class HeldLease:
         }  # fmt: skip
 
     def keep(self) -> None:
-        """Renew the lease from now on, on a thread of its own: nothing else that takes long may cost it."""
+        """Keep renewing the lease on a separate thread, so that slow work elsewhere cannot lose it."""
         self._thread = threading.Thread(target=self._renew_until_released, name="hydra-lease", daemon=True)
         self._thread.start()
 
     @property
     def lost(self) -> bool:
-        """Whether another process is known to have taken the study over."""
+        """True once another process is known to have taken the study over."""
         return self._lost is not None
 
     def check(self) -> None:
-        """A StorageError where another process has taken the study over.
+        """Raise a StorageError if another process has taken the study over.
 
-        Asks the database itself where the thread has not come to it for a while, as after this process was stopped.
+        Asks the database if the renewing thread has not done so for a while, for example after this process was
+        suspended.
         """
         if self._lost is None and time.monotonic() - self._renewed > 2 * RENEW_SECONDS:
             self.renew()
@@ -132,7 +134,7 @@ class HeldLease:
             raise self._lost
 
     def renew(self) -> None:
-        """Say that this process still runs the study; a StorageError where another has taken it over."""
+        """Renew the lease; raise a StorageError if another process has taken the study over."""
         with self._renewing:
             with writing(self._storage.engine) as connection:
                 renewed = connection.execute(update(HYDRA_LEASES).where(self._ours).values(renewed=_now(connection)))
@@ -144,7 +146,7 @@ class HeldLease:
             self._renewed = time.monotonic()
 
     def release(self) -> None:
-        """Let go of the study."""
+        """Release the lease and stop renewing it."""
         self._released.set()
         if self._thread is not None:
             self._thread.join()
@@ -160,23 +162,24 @@ class HeldLease:
             try:
                 self.renew()
             except StorageError as error:
-                # Lost, which `check` tells whoever writes next; or the database is away, and may come back in time.
+                # Either the lease is lost, which `check` raises at the next write, or the database is away and may come
+                # back in time.
                 logger.warning("the lease could not be renewed: %s", error)
 
 
 def read_lease(connection: Connection, study_id: int) -> Lease | None:
-    """The lease on a study, if there is one."""
+    """Return the lease on a study, or None."""
     return next((lease for lease in read_leases(connection) if lease.study_id == study_id), None)
 
 
 def read_leases(connection: Connection) -> list[Lease]:
-    """All leases, held and stale."""
+    """Return all leases, held and stale."""
     now = _now(connection)
     return [Lease(**row._mapping, read=now) for row in connection.execute(select(HYDRA_LEASES))]
 
 
 def _now(connection: Connection) -> datetime:
-    """The time by the database's clock, in UTC: the server's, or for a file this host's."""
+    """Return the UTC time by the database's clock: the server's, or this host's for a SQLite file."""
     if connection.dialect.name != "postgresql":
         return utc_now()
     now: datetime = connection.execute(select(func.timezone("UTC", func.clock_timestamp()))).scalar_one()

@@ -1,7 +1,7 @@
-"""Optuna's storage contract over Optuna's own tables, quick enough for many short trials.
+"""Optuna's storage contract over Optuna's own tables, fast enough for many short trials.
 
-So `optuna.load_study(storage=url)` and optuna-dashboard open the same database. It is no subclass of Optuna's
-RDBStorage, because Optuna wraps those in a cache that calls private methods past any override.
+`optuna.load_study(storage=url)` and optuna-dashboard can open the same database. `HydraStorage` is no subclass of
+Optuna's RDBStorage, because Optuna wraps those in a cache that calls private methods past any override.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy import Table, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from hydra_tune.errors import quoted
+from hydra_tune.core.errors import quoted
 from hydra_tune.storage import rows
 from hydra_tune.storage.cache import CachedStudy, replaced
 from hydra_tune.storage.database import reading, writing
@@ -47,17 +47,17 @@ _log = logging.getLogger(__name__)
 
 
 def open_storage(url: str, read_only: bool = False) -> HydraStorage:
-    """The database at `url` as an Optuna storage; its tables are made if it is new, unless `read_only`."""
+    """Open the database at `url` as an Optuna storage; create missing tables unless `read_only`."""
     return HydraStorage(url, read_only=read_only)
 
 
 class HydraStorage(QueuedDatabase, BaseStorage):
-    """Studies and trials in a SQLite file or on a PostgreSQL server: pass it to any Optuna function."""
+    """Optuna storage in a SQLite file or on a PostgreSQL server; pass it to any Optuna function."""
 
     # Studies
 
     def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
-        """Make a study at once, also while batching: its name must be free, and its id known."""
+        """Create a study at once, even while batching: its name must be free and its id known."""
         name = rows.storable_name("study", f"no-name-{uuid.uuid4()}" if study_name is None else study_name)
         with self._lock:
             self._refuse_if_read_only()
@@ -70,12 +70,12 @@ class HydraStorage(QueuedDatabase, BaseStorage):
                 study_id: int = result.inserted_primary_key[0]
                 wanted = [{"study_id": study_id, "objective": i, "direction": d} for i, d in enumerate(directions)]
                 connection.execute(insert(STUDY_DIRECTIONS), wanted)
-            self._cache.forget(study_id)  # SQLite may have given out the id of a deleted study.
-        _log.info("made study %s", quoted(name))
+            self._cache.forget(study_id)  # SQLite may have reused the id of a deleted study.
+        _log.info("created study %s", quoted(name))
         return study_id
 
     def delete_study(self, study_id: int) -> None:
-        """Delete a study with its trials; the `hydra_` rows go with it by their foreign keys."""
+        """Delete a study and its trials; foreign keys delete its `hydra_` rows."""
         with self._flush_lock, self._lock:
             self._refuse_if_read_only()
             self.flush()
@@ -89,21 +89,21 @@ class HydraStorage(QueuedDatabase, BaseStorage):
             self._cache.forget(study_id)
 
     def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
-        """Set an attribute that users see."""
+        """Set a user attribute of a study."""
         row = rows.attr_row(key, value)
         with self._lock:
             study = self._save_study_attr(STUDY_USER_ATTRS, study_id, row)
             study.user_attrs = {**study.user_attrs, key: json.loads(row["value_json"])}
 
     def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
-        """Set an attribute that Optuna keeps for itself."""
+        """Set a system attribute of a study, for Optuna's own use."""
         row = rows.attr_row(key, value)
         with self._lock:
             study = self._save_study_attr(STUDY_SYSTEM_ATTRS, study_id, row)
             study.system_attrs = {**study.system_attrs, key: json.loads(row["value_json"])}
 
     def get_study_id_from_name(self, study_name: str) -> int:
-        """The id of the study with this name."""
+        """Return the id of the study with this name; raise a KeyError if there is none."""
         with reading(self._engine) as connection:
             query = select(STUDIES.c.study_id).where(STUDIES.c.study_name == study_name)
             study_id: int | None = connection.execute(query).scalar()
@@ -112,23 +112,23 @@ class HydraStorage(QueuedDatabase, BaseStorage):
         return study_id
 
     def get_study_name_from_id(self, study_id: int) -> str:
-        """The name of the study with this id."""
+        """Return the name of the study with this id."""
         return self._study_row(study_id).name
 
     def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        """Minimize or maximize, for each objective."""
+        """Return minimize or maximize for each objective."""
         return list(self._study_row(study_id).directions)
 
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
-        """The attributes that users set."""
+        """Return the study's user attributes."""
         return self._study_row(study_id).user_attrs
 
     def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        """The attributes that Optuna set."""
+        """Return the study's system attributes, which Optuna set."""
         return self._study_row(study_id).system_attrs
 
     def get_all_studies(self) -> list[FrozenStudy]:
-        """All studies by id."""
+        """Return all studies, ordered by id."""
         with self.reading() as connection:
             ids = connection.execute(select(STUDIES.c.study_id).order_by(STUDIES.c.study_id)).scalars().all()
             found = [rows.load_study(connection, study_id) for study_id in ids]
@@ -147,7 +147,7 @@ class HydraStorage(QueuedDatabase, BaseStorage):
     # Writing trials
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        """Make a trial. While batching the id is provisional; it stays valid as long as this storage."""
+        """Create a trial and return its id, which is provisional while batching but stays valid for this storage."""
         with self._lock:
             with self._changing() as change:
                 study = self._study_to_change(change, study_id)
@@ -166,7 +166,7 @@ class HydraStorage(QueuedDatabase, BaseStorage):
     def set_trial_param(
         self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
     ) -> None:
-        """Set a parameter of a running trial; its distribution must fit the study's earlier trials."""
+        """Set a parameter of a running trial; its distribution must be compatible with the study's earlier trials."""
         row = rows.param_row(param_name, param_value_internal, distribution)
         with self._editing(trial_id) as edit:
             self.check_trial_is_updatable(trial_id, edit.trial.state)
@@ -180,7 +180,7 @@ class HydraStorage(QueuedDatabase, BaseStorage):
             )
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """Change the state. Of several processes that start one waiting trial, one gets True."""
+        """Change a trial's state. If several processes start the same waiting trial, only one gets True."""
         with self._editing(trial_id) as edit:
             before = edit.trial
             self.check_trial_is_updatable(trial_id, before.state)
@@ -201,7 +201,7 @@ class HydraStorage(QueuedDatabase, BaseStorage):
         return True
 
     def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        """Report a value of a running trial."""
+        """Record an intermediate value of a running trial."""
         with self._editing(trial_id) as edit:
             self.check_trial_is_updatable(trial_id, edit.trial.state)
             edit.upsert(TRIAL_REPORTS, rows.report_row(step, intermediate_value))
@@ -209,41 +209,41 @@ class HydraStorage(QueuedDatabase, BaseStorage):
             edit.trial = replaced(edit.trial, intermediate_values=reports)
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Set an attribute that users see."""
+        """Set a user attribute of a trial."""
         self._set_trial_attr(trial_id, TRIAL_USER_ATTRS, "user_attrs", rows.attr_row(key, value))
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Set an attribute that Optuna keeps for itself."""
+        """Set a system attribute of a trial, for Optuna's own use."""
         self._set_trial_attr(trial_id, TRIAL_SYSTEM_ATTRS, "system_attrs", rows.attr_row(key, value))
 
     # Reading trials
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """A trial by id, real or provisional."""
+        """Return a trial by id, real or provisional."""
         with self._lock:
             return self._trial(trial_id)[1]
 
     def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
-        """The id of a study's trial by number."""
+        """Return the id of a study's trial by number."""
         with self._lock:
             return self._study(study_id)[trial_number]._trial_id
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """The study's trials in these states, or all, by number."""
+        """Return the study's trials in these states, or all of them, ordered by number."""
         with self._lock:
             trials = self._study(study_id).trials(states)
         return copy.deepcopy(trials) if deepcopy else trials
 
     def get_n_trials(self, study_id: int, state: tuple[TrialState, ...] | TrialState | None = None) -> int:
-        """How many trials are in this state, or in one of these, or in any."""
+        """Return the number of trials in this state, in any of these states, or in total."""
         wanted = tuple(TrialState) if state is None else state
         with self._lock:
             return self._study(study_id).count((wanted,) if isinstance(wanted, TrialState) else wanted)
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
-        """The completed trial with the best value; a ValueError while there is none."""
+        """Return the completed trial with the best value; raise a ValueError if none has completed."""
         with self._lock:
             study = self._study(study_id)
         if len(study.directions) > 1:
@@ -252,10 +252,10 @@ class HydraStorage(QueuedDatabase, BaseStorage):
             raise ValueError("no trial is completed yet")
         return study.best
 
-    # The parts of the above
+    # Private helpers
 
     def _study_row(self, study_id: int) -> CachedStudy | rows.StudyRow:
-        """The study without regard to its trials, which a reader of names or attributes need not wait for."""
+        """Return the study without refreshing its trials, which names and attributes do not need."""
         with self._lock:
             owned = self._cache.owned(study_id)
             if owned is not None:
@@ -273,7 +273,7 @@ class HydraStorage(QueuedDatabase, BaseStorage):
         with self._editing(trial_id) as edit:
             self.check_trial_is_updatable(trial_id, edit.trial.state)
             edit.upsert(table, row)
-            # The value as it will be read back: a tuple comes back as a list.
+            # Store the value in the form that is read back: a tuple becomes a list.
             newer = {**getattr(edit.trial, attrs), row["key"]: json.loads(row["value_json"])}
             edit.trial = replaced(edit.trial, **{attrs: newer})
 

@@ -1,7 +1,7 @@
 """Reads studies and trials back as plain records, for the command line, the results and the dashboard.
 
-Studies that plain Optuna made are listed like the others, with what Optuna knows of them. Listing studies
-counts in SQL and loads no trial.
+Studies that plain Optuna created are listed too, with the data that Optuna has. Listing studies counts in SQL and loads
+no trial.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sqlalchemy import (
     select,
 )
 
-from hydra_tune.errors import StorageError, nearest, quoted
+from hydra_tune.core.errors import StorageError, nearest, quoted
 from hydra_tune.storage.optuna_storage import HydraStorage
 from hydra_tune.storage.rows import StudyRow, load_study
 from hydra_tune.storage.tables import (
@@ -55,7 +55,7 @@ _VALUE_RANK = case(
 
 @dataclass(frozen=True)
 class StudySummary:
-    """A study at a glance; `trials` counts them by state."""
+    """Summary of a study; `trials` is the number of trials by state."""
 
     name: str
     study_id: int
@@ -69,12 +69,12 @@ class StudySummary:
     settings: dict[str, Any]
     spec: dict[str, Any] | None
     source: str | None = None
-    """What was written where the study's candidates are built."""
+    """Recorded origin of the study's `build` function."""
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A trial as results show it; None stands for what was not recorded."""
+    """A trial as shown in results; None means not recorded."""
 
     number: int
     state: str
@@ -89,9 +89,9 @@ class TrialRecord:
     spill_read_bytes: int | None
     spill_written_bytes: int | None
     spilled_bytes: int | None
-    """The most that lay in the spill store at a time."""
+    """Peak bytes in the spill store."""
     plan: dict[str, Any] | None
-    """Which part of the model ran where, where the strategy has such a plan."""
+    """The device of each part of the model, for strategies with such a plan."""
     seed: int | None
     device: str | None
     error: str | None
@@ -100,7 +100,7 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """One worker's try at a trial."""
+    """One attempt at a trial."""
 
     attempt_id: str
     attempt: int
@@ -115,7 +115,7 @@ class AttemptRecord:
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """One piece of work on one device; `started` in seconds since 1970."""
+    """A unit of work on one device; `started` is in seconds since 1970."""
 
     number: int
     attempt_id: str | None
@@ -128,32 +128,32 @@ class UnitRecord:
     read_bytes: int | None = None
     written_bytes: int | None = None
     steps: int | None = None
-    """How many steps of this kind and shard the record stands for."""
+    """Number of steps of this kind and shard that the record sums up."""
 
 
 def list_studies(storage: HydraStorage) -> list[StudySummary]:
-    """All studies, by id."""
+    """Return all studies, ordered by id."""
     with storage.reading() as connection:
         ids = connection.execute(select(STUDIES.c.study_id).order_by(STUDIES.c.study_id)).scalars().all()
         return _summaries(connection, ids, storage.has_hydra_tables)
 
 
 def study_summary(storage: HydraStorage, name: str) -> StudySummary:
-    """The study with this name; a StorageError with the nearest known name where there is none."""
+    """Return the study with this name; raise a StorageError with the closest known name if there is none."""
     study_id = find_study(storage, name)
     with storage.reading() as connection:
         return _summaries(connection, [study_id], storage.has_hydra_tables)[0]
 
 
 def trial_records(storage: HydraStorage, name: str) -> list[TrialRecord]:
-    """The study's trials, by number."""
+    """Return the study's trials, ordered by number."""
     study_id = find_study(storage, name)
     known = {row.number: row for row in _rows(storage, HYDRA_TRIALS, study_id)}
     return [_record(trial, known.get(trial.number)) for trial in storage.get_all_trials(study_id, deepcopy=False)]
 
 
 def trial_attempts(storage: HydraStorage, name: str, number: int) -> list[AttemptRecord]:
-    """Every try at a trial, in the order of their starts."""
+    """Return all attempts at a trial, ordered by start."""
     rows = _rows(storage, HYDRA_ATTEMPTS, find_study(storage, name), number)
     return [
         AttemptRecord(
@@ -172,7 +172,7 @@ def trial_attempts(storage: HydraStorage, name: str, number: int) -> list[Attemp
 
 
 def trial_metrics(storage: HydraStorage, name: str, number: int) -> dict[int, dict[str, float]]:
-    """The metrics of a trial's epochs, in order."""
+    """Return a trial's metrics by epoch, in order."""
     rows = _rows(storage, HYDRA_METRICS, find_study(storage, name), number)
     epochs: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: (row.epoch, row.name)):
@@ -181,13 +181,13 @@ def trial_metrics(storage: HydraStorage, name: str, number: int) -> dict[int, di
 
 
 def trial_notes(storage: HydraStorage, name: str, number: int) -> list[tuple[str, str]]:
-    """What happened to a trial on the way: a kind and a message each, in order."""
+    """Return the events of a trial as (kind, message) pairs, oldest first."""
     rows = _rows(storage, HYDRA_EVENTS, find_study(storage, name), number)
     return [(row.kind, row.message) for row in sorted(rows, key=lambda row: row.event_id)]
 
 
 def trial_units(storage: HydraStorage, name: str, number: int | None = None) -> list[UnitRecord]:
-    """The units of a trial, or of the whole study, in the order of their starts."""
+    """Return the units of a trial, or of the whole study, ordered by start."""
     rows = _rows(storage, HYDRA_UNITS, find_study(storage, name), number)
     return [
         UnitRecord(
@@ -208,7 +208,7 @@ def trial_units(storage: HydraStorage, name: str, number: int | None = None) -> 
 
 
 def find_study(storage: HydraStorage, name: str) -> int:
-    """The id of the study with this name; a StorageError with the nearest known name where there is none."""
+    """Return the id of the study with this name; raise a StorageError with the closest known name if there is none."""
     try:
         return storage.get_study_id_from_name(name)
     except KeyError:
@@ -219,7 +219,7 @@ def find_study(storage: HydraStorage, name: str) -> int:
 
 
 def _rows(storage: HydraStorage, table: Table, study_id: int, number: int | None = None) -> list[Row[Any]]:
-    """The rows of a `hydra_` table for a study or one trial; none where plain Optuna made the tables."""
+    """Return the rows of a `hydra_` table for a study or one trial; empty if only Optuna's tables exist."""
     if not storage.has_hydra_tables:
         return []
     query = select(table).where(table.c.study_id == study_id)
@@ -243,7 +243,7 @@ def _summaries(connection: Connection, ids: Iterable[int], has_hydra_tables: boo
 
 
 def _value_names(objectives: int) -> tuple[str, ...]:
-    """What the values of a study are called that was made by plain Optuna."""
+    """Return names for the values of a study that plain Optuna created."""
     return ("value",) if objectives == 1 else tuple(f"value_{i}" for i in range(objectives))
 
 
@@ -266,7 +266,7 @@ def _summary(connection: Connection, study: StudyRow, trials: dict[str, int], ro
 
 
 def _counts(connection: Connection, ids: list[int], has_hydra_tables: bool) -> defaultdict[int, dict[str, int]]:
-    """How many trials each study has in each state: in ours where there is a record, else in Optuna's."""
+    """Return each study's number of trials by state: our status if recorded, else Optuna's state."""
     state: ColumnElement[str] = cast(TRIALS.c.state, String)
     source: FromClause = TRIALS
     if has_hydra_tables:
@@ -286,7 +286,7 @@ def _counts(connection: Connection, ids: list[int], has_hydra_tables: bool) -> d
 
 
 def _best(connection: Connection, study: StudyRow) -> tuple[int | None, float | None]:
-    """The number and value of the best completed trial; several objectives have none."""
+    """Return the number and value of the best completed trial; (None, None) for several objectives."""
     if len(study.directions) != 1:
         return None, None
     rank, value = _VALUE_RANK, TRIAL_VALUES.c.value

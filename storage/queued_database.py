@@ -1,15 +1,13 @@
-"""A database with a cache before it and a queue behind it: how `HydraStorage` reads and writes.
+"""A database with a read cache and a write queue, the base of `HydraStorage`.
 
-Two ways to write, chosen by `batching`:
+There are two ways to write, chosen by `batching`:
 
-- **Write-through**, the default: every change is a transaction of its own, and any number of processes may
-  work on one study.
-- **Batching**, for the one process that owns a study: changes go to the cache and wait in a queue, and
-  `flush` writes them all in one transaction. What was flushed survives a crash whole; what was not is gone
-  whole.
+- **Write-through**, the default: every change is a separate transaction, and any number of processes may work on one
+  study.
+- **Batching**, for the one process that owns a study: changes go to the cache and wait in a queue, and `flush` writes
+  all of them in one transaction. A crash loses either none or all of a flush.
 
-This class knows trials and studies as things to find and to change; what Optuna may ask is in
-`optuna_storage`.
+This class finds and changes trials and studies; Optuna's storage interface is in `optuna_storage`.
 """
 
 from __future__ import annotations
@@ -24,20 +22,20 @@ from typing import Any, Self
 from optuna.trial import FrozenTrial
 from sqlalchemy import Connection, Engine, Table, select
 
-from hydra_tune.errors import StorageError
+from hydra_tune.core.errors import StorageError
 from hydra_tune.storage.cache import Cache, CachedStudy
 from hydra_tune.storage.database import address, connect, masked, reading, writing
 from hydra_tune.storage.schema import check_schema, ensure_schema
 from hydra_tune.storage.tables import TRIALS
 from hydra_tune.storage.write_queue import WriteQueue, lock_study
 
-# Provisional ids count upwards from here, below every real id and within PostgreSQL's integers.
+# Provisional ids count up from here: negative, unlike every real id, and within PostgreSQL's integers.
 FIRST_PROVISIONAL_ID = -(2**31)
 
 
 @dataclass
 class Change:
-    """Rows that go to the database together. `connection` is None while batching: then it is not asked."""
+    """Rows that are written in one transaction. `connection` is None while batching."""
 
     rows: WriteQueue
     connection: Connection | None = None
@@ -46,19 +44,19 @@ class Change:
 
 @dataclass
 class TrialEdit:
-    """A change of one trial: `trial` takes its newer form, `rows` the rows that say the same."""
+    """A change of one trial: `trial` is its newer version, `rows` the matching database rows."""
 
     study: CachedStudy
     trial: FrozenTrial
     rows: WriteQueue
 
     def upsert(self, table: Table, row: Mapping[str, Any]) -> None:
-        """A row that belongs to the trial."""
+        """Write a row that belongs to the trial."""
         self.rows.upsert(table, {"trial_id": self.trial._trial_id, **row})
 
 
 class QueuedDatabase:
-    """One engine, its cache and its queue; safe to share among threads, not across a fork."""
+    """A database engine with its cache and queue; thread-safe, but not usable across a fork."""
 
     def __init__(self, url: str, *, read_only: bool = False) -> None:
         self._engine = connect(url, read_only=read_only)
@@ -75,14 +73,14 @@ class QueuedDatabase:
         self._in_flight = WriteQueue()
         self._batching = False
         self._provisional_ids = count(FIRST_PROVISIONAL_ID)
-        # `_lock` guards the cache and the queue; `_flush_lock` lets one flush run at a time. A flush takes
-        # `_lock` only at its two ends, so that a slow disk does not stop the readers. Never wait for
-        # `_flush_lock` while holding `_lock`.
+        # `_lock` guards the cache and the queue; `_flush_lock` lets one flush run at a time. A flush takes `_lock` only
+        # at its start and end, so that a slow disk does not block readers. Never wait for `_flush_lock` while holding
+        # `_lock`.
         self._lock = threading.RLock()
         self._flush_lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        self.flush()  # A copy knows only what the database knows.
+        self.flush()  # A copy starts from the database's contents only.
         return {"url": self.url, "read_only": self.read_only}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -96,28 +94,28 @@ class QueuedDatabase:
 
     @property
     def engine(self) -> Engine:
-        """For transactions of one's own, which do not wait in the queue."""
+        """The SQLAlchemy engine, for the caller's own transactions, which bypass the queue."""
         return self._engine
 
     @property
     def url(self) -> str:
-        """The URL in full, password included; `masked` makes it fit for a message."""
+        """The full URL with its password; use `masked` for messages."""
         return address(self._engine)
 
     @property
     def has_hydra_tables(self) -> bool:
-        """Whether our tables are there: a reader may have opened what so far only Optuna wrote."""
+        """True if the `hydra_` tables exist: a database written only by plain Optuna lacks them."""
         self._has_hydra_tables = self._has_hydra_tables or check_schema(self._engine)
         return self._has_hydra_tables
 
     @property
     def pending(self) -> int:
-        """How many rows wait to be written."""
+        """Number of rows waiting to be written."""
         with self._lock:
             return len(self._queue) + len(self._in_flight)
 
     def close(self) -> None:
-        """Write what waits and end all connections. Using the storage again connects again."""
+        """Flush the queue and close all connections. A later use connects again."""
         try:
             self.flush()
         finally:
@@ -125,14 +123,14 @@ class QueuedDatabase:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A transaction for queries of one's own; it sees all that was written here before."""
+        """Open a read transaction for the caller's own queries, after flushing the queue."""
         self.flush()
         with reading(self._engine) as connection:
             yield connection
 
     @contextmanager
     def batching(self) -> Iterator[None]:
-        """Queue the writes of the block; they are flushed at its end, also after an exception."""
+        """Queue the writes of the block and flush them at its end, also after an exception."""
         self.begin_batching()
         try:
             yield
@@ -140,25 +138,25 @@ class QueuedDatabase:
             self.end_batching()
 
     def begin_batching(self) -> None:
-        """From now on writes wait for `flush`. A study written now must have no other writer."""
+        """Queue writes until `flush` from now on. A study written meanwhile must have no other writer."""
         with self._lock:
             self._refuse_if_read_only()
             self._batching = True
 
     def end_batching(self) -> None:
-        """Flush, then write through again; if the flush fails, batching goes on and nothing is lost."""
+        """Flush, then return to write-through; if the flush fails, batching continues and nothing is lost."""
         with self._flush_lock, self._lock:
             self.flush()
             self._batching = False
             self._cache.share_all()
 
     def discard(self) -> None:
-        """Drop all that waits to be written: the study is no longer this process's to write."""
+        """Drop all queued writes, because another process now owns the study."""
         with self._flush_lock, self._lock:
             self._queue = WriteQueue()
 
     def flush(self) -> None:
-        """Write all that waits in one transaction; if it fails, a StorageError says why and all waits on."""
+        """Write the whole queue in one transaction; on failure raise a StorageError and keep the queue."""
         with self._flush_lock:
             with self._lock:
                 if not self._queue:
@@ -179,17 +177,17 @@ class QueuedDatabase:
                 self._in_flight = WriteQueue()
 
     def add(self, table: Table, row: Mapping[str, Any]) -> None:
-        """Insert a row of a `hydra_` table, in the same queue and transaction as the trials."""
+        """Insert a row into a `hydra_` table, in the same queue and transaction as the trials."""
         with self._changing() as change:
             change.rows.add(table, row)
 
     def upsert(self, table: Table, row: Mapping[str, Any]) -> None:
-        """Insert a row of a `hydra_` table, or change the given columns of the one with its key."""
+        """Insert a row into a `hydra_` table, or change the given columns of the row with the same key."""
         with self._changing() as change:
             change.rows.upsert(table, row)
 
     def update(self, table: Table, row: Mapping[str, Any]) -> None:
-        """Change the given columns of the row of a `hydra_` table with this primary key."""
+        """Change the given columns of the row with this primary key in a `hydra_` table."""
         with self._changing() as change:
             change.rows.update(table, row)
 
@@ -199,7 +197,7 @@ class QueuedDatabase:
 
     @contextmanager
     def _changing(self) -> Iterator[Change]:
-        """Rows that go to the queue while batching, else to the database, when the block ends."""
+        """Collect rows; at the block's end, queue them while batching, else write them to the database."""
         with self._lock:
             self._refuse_if_read_only()
             change = Change(WriteQueue())
@@ -214,7 +212,7 @@ class QueuedDatabase:
 
     @contextmanager
     def _editing(self, trial_id: int) -> Iterator[TrialEdit]:
-        """A change of one trial; the cache follows once the rows are committed or queued."""
+        """Change one trial; the cache is updated once the rows are committed or queued."""
         with self._lock:
             with self._changing() as change:
                 study, trial = self._trial_to_change(change, trial_id)
@@ -225,7 +223,7 @@ class QueuedDatabase:
                 study.learn_distributions(edit.trial)
 
     def _study(self, study_id: int) -> CachedStudy:
-        """The study with its trials in their newest form; a KeyError where there is none."""
+        """Return the study with up-to-date trials; raise a KeyError if there is none."""
         owned = self._cache.owned(study_id)
         if owned is not None:
             return owned
@@ -233,7 +231,7 @@ class QueuedDatabase:
             return self._cache.refresh(connection, study_id)
 
     def _trial(self, trial_id: int) -> tuple[CachedStudy, FrozenTrial]:
-        """A trial in its newest form, and its study; a KeyError where there is none."""
+        """Return an up-to-date trial and its study; raise a KeyError if there is none."""
         known = self._cache.find(trial_id)
         if known is not None:
             study, trial = known
@@ -272,7 +270,7 @@ class QueuedDatabase:
                 self._cache.own(self._study(self._trial(trial_id)[0].study_id))
                 known = self._trial(trial_id)
             return known
-        # Another process may be about to change it; SQLite's write transactions follow one another anyway.
+        # Lock the row against other processes; on SQLite, write transactions are serial anyway.
         row_id = self._cache.row_ids.get(trial_id, trial_id)
         query = select(TRIALS.c.trial_id).where(TRIALS.c.trial_id == row_id).with_for_update()
         change.connection.execute(query)

@@ -1,8 +1,7 @@
-"""Writes what Optuna does not know of a study: its settings, and each trial's plan, attempts, metrics and
-units.
+"""Writes our own records of a study: its settings, and each trial's plan, attempts, metrics and units.
 
-Rows go through the storage's queue, so that while it is batching they reach the disk in the same transaction
-as the trial they tell of. Reading them back is the subject of `queries`.
+Rows go through the storage's queue, so that while batching they are written in the same transaction as their trial.
+`queries` reads them back.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from hydra_tune.errors import StorageError, nearest
+from hydra_tune.core.errors import StorageError, nearest
 from hydra_tune.storage.queued_database import QueuedDatabase
 from hydra_tune.storage.rows import storable_name
 from hydra_tune.storage.tables import (
@@ -35,7 +34,7 @@ RUNNING = "RUNNING"
 
 
 class StudyRecords:
-    """The records of one study. Seeds must be less than 2**63: the database has no larger integers."""
+    """Writer of one study's records. Seeds must be less than 2**63, the largest integer of the database."""
 
     def __init__(self, storage: QueuedDatabase, study_id: int) -> None:
         self._storage = storage
@@ -49,7 +48,7 @@ class StudyRecords:
         spec: dict[str, Any] | None,
         source: str | None = None,
     ) -> None:
-        """What the study is: with these it can be resumed. Describing it again keeps its first date."""
+        """Record the settings needed to resume the study. A repeated call keeps the creation date."""
         self._storage.upsert(
             HYDRA_STUDIES,
             {
@@ -64,7 +63,7 @@ class StudyRecords:
         )
 
     def trial(self, number: int, **columns: Any) -> None:
-        """Set these columns of the trial's record and leave the others as they are."""
+        """Set the given columns of the trial's record and leave the others unchanged."""
         unknown = sorted(columns.keys() - TRIAL_COLUMNS)
         if unknown:
             raise StorageError(f"a trial's record has no {unknown[0]!r}", nearest(unknown[0], TRIAL_COLUMNS))
@@ -72,7 +71,7 @@ class StudyRecords:
         self._storage.upsert(HYDRA_TRIALS, {"study_id": self._study_id, "number": number, **row})
 
     def attempt_started(self, number: int, attempt: int, device: str, pid: int) -> str:
-        """A worker began the trial for the `attempt`-th time; the id that its end and its units name."""
+        """Record the start of the trial's `attempt`-th attempt; return the attempt's id."""
         attempt_id = uuid.uuid4().hex
         self._storage.upsert(
             HYDRA_ATTEMPTS,
@@ -90,7 +89,7 @@ class StudyRecords:
         return attempt_id
 
     def attempt_ended(self, attempt_id: str, state: str, error: str = "", traceback: str = "") -> None:
-        """The attempt ended so, of its own accord or not."""
+        """Record the end of an attempt."""
         self._storage.update(
             HYDRA_ATTEMPTS,
             {
@@ -103,7 +102,7 @@ class StudyRecords:
         )
 
     def metrics(self, number: int, epoch: int, values: Mapping[str, float]) -> None:
-        """An epoch's metrics; those of the same epoch again replace the first."""
+        """Record an epoch's metrics; a repeated epoch replaces the earlier values."""
         for name, value in values.items():
             finite = math.isfinite(value)
             self._storage.upsert(
@@ -119,17 +118,17 @@ class StudyRecords:
             )
 
     def event(self, number: int | None, kind: str, message: str) -> None:
-        """Something worth knowing happened, to a trial or to the study."""
+        """Record an event of a trial, or of the study if `number` is None."""
         row = {"study_id": self._study_id, "number": number, "happened": utc_now(), "kind": kind}
         self._storage.add(HYDRA_EVENTS, {**row, "message": _storable(message)})
 
     def checkpoint(self, number: int, step: int, size: int, seconds: float) -> None:
-        """A checkpoint of the trial was written."""
+        """Record that a checkpoint of `size` bytes was written in `seconds`."""
         row = {"study_id": self._study_id, "number": number, "step": step, "bytes": size, "seconds": seconds}
         self._storage.upsert(HYDRA_CHECKPOINTS, {**row, "made": utc_now()})
 
     def spilled(self, sampled: float, host_bytes: int, disk_bytes: int) -> None:
-        """So much lies in the spill store from now on; `sampled` in seconds since 1970."""
+        """Record the bytes in the spill store from `sampled` (seconds since 1970) on."""
         row = {"study_id": self._study_id, "sampled": sampled}
         self._storage.upsert(HYDRA_SPILLED, {**row, "host_bytes": host_bytes, "disk_bytes": disk_bytes})
 
@@ -144,10 +143,10 @@ class StudyRecords:
         peak_bytes: int | None,
         **of_shard: int,
     ) -> None:
-        """A piece of work that ran on a device; `started` in seconds since 1970.
+        """Record a unit that ran on a device; `started` is in seconds since 1970.
 
-        `of_shard` says of a step of a trial in shards: `shard`, `read_bytes`, `written_bytes`, and how many such
-        `steps` the record stands for.
+        For trials in shards, `of_shard` holds `shard`, `read_bytes`, `written_bytes`, and the number of `steps` that
+        the record sums up.
         """
         self._storage.add(
             HYDRA_UNITS,
@@ -166,7 +165,7 @@ class StudyRecords:
 
 
 def _storable(value: Any) -> Any:
-    """Text as every database holds it: what user code raised may contain anything."""
+    """Return text that every database accepts: messages from user code may contain anything."""
     if not isinstance(value, str):
         return value
     return value.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,7 +1,7 @@
-"""Between Optuna's objects and the rows of Optuna's tables, both ways.
+"""Converts between Optuna's objects and rows of Optuna's tables.
 
-Reading gives `FrozenTrial`s, writing gives rows as dictionaries. Nothing is remembered here: `cache` keeps
-what was read, `write_queue` what is to be written.
+Reading returns `FrozenTrial`s, writing returns rows as dictionaries. This module keeps no state: `cache` holds data
+that was read, `write_queue` rows to be written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import Connection, Row, Table, or_, select
 
-from hydra_tune.errors import StorageError, quoted
+from hydra_tune.core.errors import StorageError, quoted
 from hydra_tune.storage.tables import (
     LONGEST_NAME,
     STUDIES,
@@ -34,7 +34,7 @@ from hydra_tune.storage.tables import (
     TRIALS,
 )
 
-# SQLite allows 32,766 bound values in a statement; far fewer keep its compiled form small.
+# SQLite allows 32,766 bound values per statement; far fewer keep the compiled statement small.
 IDS_AT_ONCE = 500
 
 _to_value = models.TrialValueModel.stored_repr_to_value
@@ -53,7 +53,7 @@ class StudyRow:
 
 
 def load_study(connection: Connection, study_id: int) -> StudyRow:
-    """A study's name, directions and attributes; a KeyError where there is none."""
+    """Return a study's name, directions and attributes; raise a KeyError if there is none."""
     name = connection.execute(select(STUDIES.c.study_name).where(STUDIES.c.study_id == study_id)).scalar()
     if name is None:
         raise KeyError(f"no study has the id {study_id}")
@@ -72,9 +72,9 @@ def load_study(connection: Connection, study_id: int) -> StudyRow:
 
 
 def load_trials(connection: Connection, study_id: int, after: int, also: Iterable[int] = ()) -> list[FrozenTrial]:
-    """The study's trials with an id greater than `after` and those with an id in `also`, by id."""
-    # The trials come first: on PostgreSQL each statement sees its own moment, and a trial that this one sees
-    # finished has all its rows committed.
+    """Return the study's trials with an id greater than `after` or in `also`, ordered by id."""
+    # Read `trials` first: on PostgreSQL each statement has its own snapshot, and all rows of a trial that is finished
+    # in this one are committed.
     wanted = TRIALS.c.trial_id > after
     trials: dict[int, Row[Any]] = {}
     for ids in chunks(sorted(also)) or [[]]:
@@ -88,7 +88,7 @@ def load_trials(connection: Connection, study_id: int, after: int, also: Iterabl
 
 
 def trial_row(trial: FrozenTrial) -> dict[str, Any]:
-    """The columns of `trials` that change while a trial lives."""
+    """Return the columns of `trials` that change during a trial."""
     return {
         "state": trial.state,
         "datetime_start": _to_utc(trial.datetime_start),
@@ -97,7 +97,7 @@ def trial_row(trial: FrozenTrial) -> dict[str, Any]:
 
 
 def content_rows(trial: FrozenTrial) -> Iterator[tuple[Table, dict[str, Any]]]:
-    """The rows of all that a trial already holds, without its id."""
+    """Yield the rows for everything that a trial already holds, without its id."""
     yield from value_rows(trial.values)
     for name, distribution in trial.distributions.items():
         yield TRIAL_PARAMS, param_row(name, distribution.to_internal_repr(trial.params[name]), distribution)
@@ -110,14 +110,14 @@ def content_rows(trial: FrozenTrial) -> Iterator[tuple[Table, dict[str, Any]]]:
 
 
 def value_rows(values: Sequence[float] | None) -> Iterator[tuple[Table, dict[str, Any]]]:
-    """One row for each objective's value."""
+    """Yield one row per objective value."""
     for objective, value in enumerate(values or ()):
         stored, kind = models.TrialValueModel.value_to_stored_repr(float(value))
         yield TRIAL_VALUES, {"objective": objective, "value": stored, "value_type": kind}
 
 
 def param_row(name: str, internal: float, distribution: BaseDistribution) -> dict[str, Any]:
-    """The row of a parameter, its value in Optuna's internal form."""
+    """Return the row of a parameter, with its value in Optuna's internal form."""
     return {
         "param_name": storable_name("parameter", name),
         "param_value": float(internal),
@@ -126,18 +126,18 @@ def param_row(name: str, internal: float, distribution: BaseDistribution) -> dic
 
 
 def report_row(step: int, value: float) -> dict[str, Any]:
-    """The row of an intermediate value."""
+    """Return the row of an intermediate value."""
     stored, kind = models.TrialIntermediateValueModel.intermediate_value_to_stored_repr(float(value))
     return {"step": int(step), "intermediate_value": stored, "intermediate_value_type": kind}
 
 
 def attr_row(key: str, value: object) -> dict[str, Any]:
-    """The row of a user or system attribute."""
+    """Return the row of a user or system attribute."""
     return {"key": storable_name("attribute", key), "value_json": json.dumps(value)}
 
 
 def storable_name(kind: str, name: str) -> str:
-    """`name`, if every database can hold it: PostgreSQL refuses some that SQLite takes."""
+    """Return `name` if every database accepts it, else raise a StorageError: PostgreSQL is stricter than SQLite."""
     if len(name) > LONGEST_NAME:
         raise StorageError(f"{kind} name {quoted(name)} has {len(name)} characters", f"use at most {LONGEST_NAME}")
     if "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
@@ -146,7 +146,7 @@ def storable_name(kind: str, name: str) -> str:
 
 
 class _Parts:
-    """What the other tables hold of one trial, while it is put together."""
+    """One trial's data from the tables other than `trials`, while the trial is assembled."""
 
     def __init__(self) -> None:
         self.params: dict[str, Any] = {}
@@ -158,7 +158,7 @@ class _Parts:
 
 
 def _load_parts(connection: Connection, ids: Sequence[int], parts: Mapping[int, _Parts]) -> None:
-    """Fill in the parts of the trials `ids` from the five tables that hang on `trials`."""
+    """Fill in the parts of the trials `ids` from the five tables that refer to `trials`."""
 
     def rows(table: Table, order: str) -> Iterator[Row[Any]]:
         yield from connection.execute(select(table).where(table.c.trial_id.in_(ids)).order_by(table.c[order]))
@@ -196,7 +196,7 @@ def _frozen(row: Row[Any], parts: _Parts) -> FrozenTrial:
     )
 
 
-# A study has few distributions and many trials: they share the objects, which nobody changes.
+# A study has few distributions and many trials, so trials share these immutable objects.
 @lru_cache(maxsize=4096)
 def _distribution(text: str) -> BaseDistribution:
     return json_to_distribution(text)
@@ -208,11 +208,11 @@ def _load_study_attrs(connection: Connection, table: Table, study_id: int) -> di
 
 
 def chunks(ids: Sequence[int]) -> list[Sequence[int]]:
-    """The ids in portions that fit one statement."""
+    """Split the ids into portions that fit one statement."""
     return [ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE)]
 
 
-# Optuna's trials carry local times without a zone, its tables UTC without a zone.
+# Optuna's trials hold local times without a zone; its tables hold UTC without a zone.
 def _to_utc(moment: datetime | None) -> datetime | None:
     return None if moment is None else moment.astimezone(UTC).replace(tzinfo=None)
 

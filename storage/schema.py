@@ -1,8 +1,8 @@
-"""The tables' versions: made on first use, refused where too new, upgraded on request.
+"""Schema versions: creates missing tables, refuses newer ones, upgrades on request.
 
-Two families of tables live in one database. Optuna's are made and stamped by Optuna itself, in its table
-`alembic_version`; ours by the steps in `migrations`, in the table `hydra_alembic_version`. Opening a database
-that is up to date reads two small tables and does not import Alembic.
+A database holds two families of tables. Optuna creates its own and records their version in `alembic_version`;
+`migrations` creates ours and records the version in `hydra_alembic_version`. Opening an up-to-date database reads two
+small tables and does not import Alembic.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import sqlalchemy
 from optuna.storages import RDBStorage
 from sqlalchemy import Connection, Engine, NullPool
 
-from hydra_tune.errors import StorageError
+from hydra_tune.core.errors import StorageError
 from hydra_tune.storage.database import address, alone_in, explaining, masked, reading, sqlite_path, writing
 
 VERSION_TABLE = "hydra_alembic_version"
 VERSIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 HEAD = VERSIONS[-1]
 
-# Optuna's head as far as it is known here. Another one is not refused: then Optuna itself judges it, slowly.
+# Optuna's newest known schema. Others are not refused: Optuna itself then checks them, which is slow.
 OPTUNA_HEAD = "v3.2.0.a"
 
-# Any number that no other program is likely to lock on the same server.
+# An arbitrary number that no other program is likely to lock on the same server.
 _POSTGRESQL_LOCK = 0x48594452
 
 _log = logging.getLogger(__name__)
@@ -37,14 +37,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Versions:
-    """What a database holds: None stands for tables that are not there."""
+    """Schema versions of a database; None if the tables do not exist."""
 
     optuna: str | None
     hydra: str | None
 
 
 def read_versions(engine: Engine) -> Versions:
-    """The versions of both families of tables."""
+    """Read the versions of both families of tables."""
     with reading(engine) as connection:
         tables = set(sqlalchemy.inspect(connection).get_table_names())
         optuna = _stamp(connection, "alembic_version") if {"alembic_version", "studies", "trials"} <= tables else None
@@ -53,8 +53,7 @@ def read_versions(engine: Engine) -> Versions:
 
 
 def ensure_schema(engine: Engine) -> None:
-    """Make the tables that are missing; a StorageError where those present need another version of this
-    program.
+    """Create missing tables; raise a StorageError if existing ones need another version of this program.
 
     Any number of processes may do this at once on one database.
     """
@@ -66,11 +65,11 @@ def ensure_schema(engine: Engine) -> None:
         _check_optuna_tables(engine)
         if read_versions(engine).hydra is None:
             run_migrations(engine)
-            _log.info("made the tables of %s", masked(address(engine)))
+            _log.info("created the tables of %s", masked(address(engine)))
 
 
 def check_schema(engine: Engine) -> bool:
-    """Whether our tables are there, for a reader who must not make them; Optuna's must be."""
+    """True if our tables exist; creates nothing. Raises a StorageError if Optuna's tables are missing."""
     found = read_versions(engine)
     if found.optuna is None:
         shown = masked(address(engine))
@@ -80,10 +79,9 @@ def check_schema(engine: Engine) -> bool:
 
 
 def upgrade(engine: Engine) -> Path | None:
-    """Bring both families of tables to the newest version; the backup of a SQLite file, made first, beside
-    it.
+    """Upgrade both families of tables; return the backup made beside a SQLite file.
 
-    A server's database is backed up by its own means (pg_dump) and None is returned.
+    For a server None is returned: back its database up with its own tools (pg_dump).
     """
     found = read_versions(engine)
     if found.hydra is not None and found.hydra not in VERSIONS:
@@ -119,7 +117,7 @@ def _refuse_other_versions(engine: Engine, found: Versions) -> None:
 
 @contextmanager
 def _alone(engine: Engine) -> Iterator[None]:
-    """One process at a time makes tables: neither Optuna nor Alembic expects company."""
+    """Let only one process at a time create tables: neither Optuna nor Alembic supports concurrent creation."""
     path = sqlite_path(engine)
     if path is not None:
         with alone_in(path.parent):
@@ -135,8 +133,8 @@ def _alone(engine: Engine) -> Iterator[None]:
 
 @contextmanager
 def _optuna_tables(engine: Engine, *, skip_compatibility_check: bool = False) -> Iterator[RDBStorage]:
-    """Optuna's storage, whose constructor makes and stamps its tables; its connections end with the block."""
-    # Optuna reads the URL as a format string; doubled braces are plain ones.
+    """Open Optuna's own storage, which creates and stamps its tables; close its connections at the end."""
+    # Optuna treats the URL as a format string, so braces are doubled.
     url = address(engine).replace("{", "{{").replace("}", "}}")
     options = {"poolclass": NullPool}
     storage = RDBStorage(url, engine_kwargs=options, skip_compatibility_check=skip_compatibility_check)
@@ -160,14 +158,14 @@ def _check_optuna_tables(engine: Engine) -> None:
 
 
 def run_migrations(engine: Engine, to: str = "head") -> None:
-    """Run our own steps up to a version, in one transaction."""
+    """Run our migrations up to a version, in one transaction."""
     from alembic import command
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     with writing(engine) as connection:
-        # One transaction for all steps: a crash leaves the old version or the new one.
+        # One transaction for all migrations: a crash leaves either the old version or the new one.
         config.attributes["connection"] = connection
         command.upgrade(config, to)
 
@@ -178,8 +176,7 @@ def _back_up(engine: Engine, found: Versions) -> Path | None:
         return None
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
     backup = path.with_name(f"{path.name}.{found.hydra or 'plain'}-{moment}.backup")
-    # SQLite's own copy is whole even while others write; a copy of the file alone would miss the log beside
-    # it.
+    # SQLite's backup is consistent even during writes; a plain file copy would miss the WAL file.
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as target:
         source.backup(target)
     return backup

@@ -1,7 +1,7 @@
-"""The tables: Optuna's own by name, and those with the prefix `hydra_` that hold what Optuna does not know.
+"""Table definitions: short names for Optuna's tables, and our own tables with the prefix `hydra_`.
 
-Optuna owns the definition of its tables; here they only get short names. Ours are defined twice on purpose:
-here as they are now, and in `migrations` as the steps that lead here. A test holds the two together.
+Optuna defines its own tables. Ours are defined twice on purpose: here in their current form, and in `migrations` as the
+steps to this form. A test checks that the two agree.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TRIAL_USER_ATTRS: Table = models.TrialUserAttributeModel.__table__
 TRIAL_SYSTEM_ATTRS: Table = models.TrialSystemAttributeModel.__table__
 TRIAL_HEARTBEATS: Table = models.TrialHeartbeatModel.__table__
 
-# What hangs on a trial and what hangs on a study, in Optuna's tables: the order in which they can be deleted.
+# Optuna's tables that refer to a trial and to a study, in the order in which rows must be deleted.
 OF_TRIALS = (
     TRIAL_PARAMS,
     TRIAL_VALUES,
@@ -47,14 +47,14 @@ OF_TRIALS = (
 )
 OF_STUDIES = (TRIALS, STUDY_DIRECTIONS, STUDY_USER_ATTRS, STUDY_SYSTEM_ATTRS)
 
-# Optuna indexes its names, and PostgreSQL enforces their length.
+# Optuna indexes names, and PostgreSQL enforces their length.
 LONGEST_NAME: int = models.MAX_INDEXED_STRING_LENGTH
 
 METADATA = MetaData()
 
 
 def utc_now() -> datetime:
-    """The time as it is stored: UTC without a zone, as Optuna does, since SQLite keeps no zones."""
+    """Return the current time in stored form: UTC without a zone, like Optuna, since SQLite keeps no zones."""
     return datetime.now(UTC).replace(tzinfo=None)
 
 
@@ -77,7 +77,7 @@ HYDRA_STUDIES = Table(
     Column("metrics", Text, nullable=False),
     Column("settings", Text, nullable=False),
     Column("spec", Text),
-    # Python's default rather than a value in the row: describing a study again keeps its first date.
+    # A Python default rather than a value in the row, so that describing a study again keeps its creation date.
     Column("created", DateTime, nullable=False, default=utc_now),
     Column("version", String(64), nullable=False),
     Column("source", Text),
@@ -97,12 +97,12 @@ HYDRA_TRIALS = Table(
     Column("peak_device_bytes", BigInteger),
     Column("communicated_bytes", BigInteger),
     Column("error", Text),
-    # To and from the spill store.
+    # Bytes read from and written to the spill store.
     Column("spill_read_bytes", BigInteger),
     Column("spill_written_bytes", BigInteger),
-    # Which part of the model ran where, as JSON: for strategies that have such a plan.
+    # The device of each part of the model as JSON, for strategies with such a plan.
     Column("plan", Text),
-    # The most that lay there at a time.
+    # Peak bytes in the spill store.
     Column("spilled_bytes", BigInteger),
 )
 
@@ -130,8 +130,7 @@ HYDRA_METRICS = Table(
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("epoch", Integer, primary_key=True, autoincrement=False),
     Column("name", String(LONGEST_NAME), primary_key=True),
-    # SQLite has no NaN: a value that is not finite stands in `special` as nan, inf or -inf, and `value` is
-    # NULL.
+    # SQLite has no NaN: for a value that is not finite, `special` is nan, inf or -inf and `value` is NULL.
     Column("value", Float(53)),
     Column("special", String(8)),
 )
@@ -148,13 +147,13 @@ HYDRA_UNITS = Table(
     Column("started", Float(53), nullable=False),
     Column("seconds", Float(53), nullable=False),
     Column("peak_bytes", BigInteger),
-    # Of a trial in shards: which one, what was moved for it, and how many steps the row stands for.
+    # For trials in shards: the shard, the bytes moved for it, and the number of steps that the row sums up.
     Column("shard", Integer),
     Column("read_bytes", BigInteger),
     Column("written_bytes", BigInteger),
     Column("steps", Integer),
     Index("ix_hydra_units_trial", "study_id", "number"),
-    # The dashboard asks for a stretch of time.
+    # For the dashboard's queries by time range.
     Index("ix_hydra_units_time", "study_id", "started"),
 )
 
@@ -162,7 +161,7 @@ HYDRA_SPILLED = Table(
     "hydra_spilled",
     METADATA,
     _study_column(primary_key=True),
-    # Seconds since 1970. What lay in the spill store from then until the next row, for all trials together.
+    # Seconds since 1970. The byte counts cover all trials and hold until the next row.
     Column("sampled", Float(53), primary_key=True, autoincrement=False),
     Column("host_bytes", BigInteger, nullable=False),
     Column("disk_bytes", BigInteger, nullable=False),
@@ -175,7 +174,7 @@ HYDRA_LEASES = Table(
     Column("holder", String(32), nullable=False),
     Column("host", String(256), nullable=False),
     Column("pid", Integer, nullable=False),
-    # With the pid, this tells a process from a later one that got its number.
+    # Together with the pid, distinguishes a process from a later one with the same pid.
     Column("process_started", Float(53), nullable=False),
     Column("taken", DateTime, nullable=False),
     Column("renewed", DateTime, nullable=False),
@@ -209,12 +208,12 @@ HYDRA_ACTIONS = Table(
     METADATA,
     Column("action_id", Integer, primary_key=True),
     _study_column(),
-    # The trial that is meant; NULL for the study.
+    # The trial that the action applies to; NULL for the study.
     Column("number", Integer),
     Column("kind", String(32), nullable=False),
     Column("count", Integer),
     Column("asked", DateTime, nullable=False),
-    # When the coordinator obeyed or refused, and what it said.
+    # Time and text of the coordinator's answer.
     Column("answered", DateTime),
     Column("answer", Text),
     Index("ix_hydra_actions_study", "study_id", "answered"),
@@ -231,7 +230,7 @@ HYDRA_NOTES = Table(
 
 
 def key_columns(table: Table) -> tuple[str, ...]:
-    """The columns by which a row is known: in Optuna's tables not the row's own number."""
+    """Return the columns that identify a row: in Optuna's tables not the surrogate primary key."""
     for constraint in table.constraints:
         if isinstance(constraint, UniqueConstraint):
             return tuple(column.name for column in constraint.columns)

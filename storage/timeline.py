@@ -1,7 +1,7 @@
-"""What ran where and when: the units of a study, summed up or for a stretch of time, without reading all of them.
+"""Units of a study over time, as sums or for a time range, without reading all of them.
 
-A long search has millions of units. `Work` keeps sums that grow with each refresh; a stretch of time comes as the units
-themselves where they are few, and else in bins that the database sums up.
+A long search has millions of units. `Work` keeps sums that each refresh extends; a time range returns the units
+themselves if they are few, else bins that the database sums up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, and_, cas
 from hydra_tune.storage.tables import HYDRA_SPILLED, HYDRA_UNITS
 
 BUILDER = "builder"
-"""The worker without a device, as units name it."""
+"""Device name recorded for units of the worker without a device."""
 _U = HYDRA_UNITS.c
 
 
@@ -30,7 +30,7 @@ class Work:
     first: float = float("inf")
     last: float = 0.0
     longest: float = 0.0
-    """Seconds of the longest unit: how far back a unit may have begun that is still running."""
+    """Seconds of the longest unit: how long before a time range a unit that reaches into it may have begun."""
     by_device: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     by_trial: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds on devices."""
@@ -38,7 +38,7 @@ class Work:
     device_last: float = 0.0
 
     def refresh(self, connection: Connection) -> None:
-        """Add what has ended since the last refresh."""
+        """Add the units recorded since the last refresh."""
         last = connection.execute(select(func.max(_U.unit_id)).where(_U.study_id == self.study_id)).scalar()
         if last is None or last == self.last_unit:
             return
@@ -61,17 +61,17 @@ class Work:
 
 @dataclass
 class SpillLog:
-    """What lay in the spill store: from each moment on so many bytes in host memory and on disk, until the next one."""
+    """Size of the spill store over time: bytes in host memory and on disk from each moment until the next."""
 
     study_id: int
     moments: list[float] = field(default_factory=list)
     host: list[int] = field(default_factory=list)
     disk: list[int] = field(default_factory=list)
     peak: int = 0
-    """The most of both together."""
+    """Peak bytes of host memory and disk together."""
 
     def refresh(self, connection: Connection) -> None:
-        """Read what is new."""
+        """Read the rows added since the last refresh."""
         table = HYDRA_SPILLED.c
         query = select(table.sampled, table.host_bytes, table.disk_bytes).where(table.study_id == self.study_id)
         if self.moments:
@@ -83,12 +83,12 @@ class SpillLog:
             self.peak = max(self.peak, host + disk)
 
     def most_in_bins(self, start: float, end: float, bins: int) -> tuple[list[int | None], list[int | None]]:
-        """The most in host memory and the most on disk in each bin of time; None before anything was recorded."""
+        """Return the peak bytes in host memory and on disk per time bin; None before the first record."""
         width = (end - start) / bins
         host: list[int | None] = []
         disk: list[int | None] = []
         for i in range(bins):
-            # What was known when the bin began holds on into it.
+            # The last value before the bin holds at its start.
             first = max(bisect_right(self.moments, start + i * width) - 1, 0)
             last = bisect_left(self.moments, start + (i + 1) * width)
             host.append(max(self.host[first:last], default=None))
@@ -115,7 +115,7 @@ class UnitSpan:
 
 @dataclass(frozen=True)
 class BusyBin:
-    """What a device did for one trial in one bin of time: work that began in it."""
+    """Totals of the units that a device began for one trial within one time bin."""
 
     device: str
     bin: int
@@ -129,7 +129,7 @@ class BusyBin:
 def units_between(
     connection: Connection, work: Work, start: float, end: float, *, limit: int, after: int = 0
 ) -> list[UnitSpan] | None:
-    """The units that run within the stretch and are newer than unit `after`; None where they are more than `limit`."""
+    """Return the units within the time range and newer than unit `after`; None if more than `limit`."""
     wanted = _within(work, start, end)
     if after:
         wanted = and_(wanted, _U.unit_id > after)
@@ -139,14 +139,14 @@ def units_between(
 
 
 def busy_bins(connection: Connection, work: Work, start: float, end: float, bins: int) -> list[BusyBin]:
-    """The same stretch in bins of equal length."""
+    """Return the totals of a time range in `bins` bins of equal length."""
     width = (end - start) / bins
-    # What began before the stretch counts in its first bin. SQLite cuts a number off, PostgreSQL rounds it.
+    # Units that began before the range count in its first bin. SQLite truncates in a cast, PostgreSQL rounds.
     share = (_U.started - start) / width
     place = cast(func.floor(share) if connection.dialect.name == "postgresql" else share, Integer)
     sums = (
         func.sum(_U.seconds).label("seconds"), func.max(_U.peak_bytes).label("peak_bytes"),
-        # PostgreSQL makes decimals of sums of large integers.
+        # PostgreSQL returns sums of large integers as decimals.
         cast(func.coalesce(func.sum(_U.read_bytes), 0), BigInteger).label("read_bytes"),
         cast(func.coalesce(func.sum(_U.written_bytes), 0), BigInteger).label("written_bytes"),
     )  # fmt: skip

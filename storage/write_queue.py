@@ -1,8 +1,8 @@
-"""Rows on their way to the database: gathered here, then written in one transaction.
+"""Rows waiting to be written to the database in one transaction.
 
-Rows of the same key merge while they wait, so a trial that starts, reports and ends between two flushes costs
-one row in each table. New trials have no id before the database gives one: their rows carry a provisional id,
-which is negative, and `write` puts the real one in its place.
+Rows with the same key merge while they wait, so a trial that starts, reports and ends between two flushes costs one row
+per table. A new trial has no id before the database assigns one: its rows carry a negative provisional id, which
+`write` replaces with the real id.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from sqlalchemy import Connection, Insert, Table, Update, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from hydra_tune.errors import StorageError
+from hydra_tune.core.errors import StorageError
 from hydra_tune.storage.tables import STUDIES, TRIALS, key_columns
 
 RowValues = dict[str, Any]
 Key = tuple[Any, ...]
 
 
-# Statements are built once: building one costs as much as running it.
+# Statements are built once, since building one costs as much as running it.
 _INSERT_TRIALS = insert(TRIALS).returning(TRIALS.c.trial_id, sort_by_parameter_order=True)
 _LOCK_STUDY = select(STUDIES.c.study_id).where(STUDIES.c.study_id == bindparam("study_id")).with_for_update()
 _FOREIGN_TRIALS = (
@@ -58,15 +58,15 @@ class WriteQueue:
             self._updated[TRIALS].setdefault((trial_id,), {"trial_id": trial_id}).update(row)
 
     def add(self, table: Table, row: Mapping[str, Any]) -> None:
-        """Insert a row that has no key of its own."""
+        """Insert a row without a key."""
         self._added[table].append(dict(row))
 
     def upsert(self, table: Table, row: Mapping[str, Any]) -> None:
-        """Insert a row, or change the columns given in the row of the same key."""
+        """Insert a row, or change the given columns of the row with the same key."""
         self._upserted[table].setdefault(_key(table, row), {}).update(row)
 
     def update(self, table: Table, row: Mapping[str, Any]) -> None:
-        """Change the given columns of the row with this primary key, be it stored or waiting here."""
+        """Change the given columns of the row with this primary key, stored or queued."""
         key = tuple(row[column.name] for column in table.primary_key)
         waiting = self._upserted[table].get(key)
         if waiting is None:
@@ -74,7 +74,7 @@ class WriteQueue:
         waiting.update(row)
 
     def extend(self, newer: WriteQueue) -> None:
-        """Take over the rows of a queue that was filled after this one."""
+        """Append the rows of a queue that was filled after this one."""
         self._new_trials.update(newer._new_trials)
         for table, rows in newer._added.items():
             self._added[table].extend(rows)
@@ -89,14 +89,14 @@ class WriteQueue:
                     self.update(table, row)
 
     def studies_of_new_trials(self) -> list[int]:
-        """The ids of the studies that get new trials."""
+        """Return the ids of the studies that get new trials."""
         return sorted({row["study_id"] for row in self._new_trials.values()})
 
     def write(self, connection: Connection, row_ids: Mapping[int, int], last_ids: Mapping[int, int]) -> dict[int, int]:
-        """Write all rows in the connection's transaction; the real ids of the new trials, by provisional id.
+        """Write all rows in the connection's transaction; return the new trials' real ids by provisional id.
 
-        `row_ids` has the real ids of earlier trials, `last_ids` the greatest trial id known of each study
-        that gets new ones. The queue itself stays as it is, since the transaction may yet fail.
+        `row_ids` holds the real ids of earlier trials, `last_ids` the largest known trial id of each study that gets
+        new trials. The queue itself is not changed, since the transaction may still fail.
         """
         new_ids = self._insert_trials(connection, last_ids)
 
@@ -127,16 +127,16 @@ class WriteQueue:
 
 
 def lock_study(connection: Connection, study_id: int) -> None:
-    """Hold the study's row, as Optuna does before it counts trials; a KeyError where there is none.
+    """Lock the study's row, as Optuna does before it counts trials; raise a KeyError if there is none.
 
-    SQLite ignores FOR UPDATE and needs none: its write transactions follow one another.
+    SQLite ignores FOR UPDATE and does not need it: its write transactions are serial.
     """
     if connection.execute(_LOCK_STUDY, {"study_id": study_id}).scalar() is None:
         raise KeyError(f"no study has the id {study_id}")
 
 
 def _claim_study(connection: Connection, study_id: int, last_id: int) -> None:
-    """Refuse where another process added trials: the numbers given here would then stand twice."""
+    """Raise a StorageError if another process added trials: their numbers would collide with ours."""
     try:
         lock_study(connection, study_id)
     except KeyError as error:
@@ -159,7 +159,7 @@ _key_columns = cache(key_columns)
 
 
 def _alike(rows: Iterable[RowValues]) -> list[tuple[tuple[str, ...], list[RowValues]]]:
-    """The rows in groups that have the same columns, since one statement serves one set of columns."""
+    """Group the rows by their set of columns, since each statement covers one set."""
     groups: defaultdict[tuple[str, ...], list[RowValues]] = defaultdict(list)
     for row in rows:
         groups[tuple(sorted(row))].append(row)
@@ -181,7 +181,7 @@ def _update_statement(table: Table, columns: tuple[str, ...]) -> Update:
     keys = {column.name for column in table.primary_key}
     statement = update(table).values({name: bindparam(name) for name in columns if name not in keys})
     for name in keys:
-        # A bound value may not have the name of a column of the table.
+        # A bound parameter may not share the name of a column of the table.
         statement = statement.where(table.c[name] == bindparam(f"key_{name}"))
     return statement
 

@@ -1,7 +1,7 @@
 """The build function of a fit: candidates of the families for tables on a prepared table.
 
-Where time is short a trial's epochs come from the speed of its own first steps, so that each trial takes about the same
-time; they are recorded with the trial, which goes on with the same number when it is resumed.
+If time is limited, a trial's number of epochs follows from the measured speed of its first steps, so that all trials
+take about the same time; the number is recorded with the trial, which keeps it when it is resumed.
 """
 
 from __future__ import annotations
@@ -22,39 +22,40 @@ from torch.utils.data import TensorDataset
 
 from hydra_tune.automl.portfolio import BASELINE
 from hydra_tune.automl.prepared import Prepared
-from hydra_tune.candidate import Candidate
-from hydra_tune.engine.clock import work_seconds
-from hydra_tune.pruning import EPOCHS, NEVER
+from hydra_tune.coordinator.pruning import EPOCHS, NEVER
+from hydra_tune.core.clock import work_seconds
 from hydra_tune.search_spaces.bagged import PerFold
 from hydra_tune.search_spaces.bagged_objectives import BaggedLoss, bagged_metrics
 from hydra_tune.search_spaces.dataset import Data
 from hydra_tune.search_spaces.families import Family, family
 from hydra_tune.search_spaces.space import Space
 from hydra_tune.search_spaces.training import optimizer
+from hydra_tune.training.candidate import Candidate
 
 LEAST_STEPS = 16
-"""An epoch of a small table goes through it several times: judging it after every few steps would take all the time."""
+"""Minimum steps per epoch: a small table is repeated, since evaluating after every few steps would take most of the
+time."""
 STEPS, LEAST_EPOCHS, MOST_EPOCHS = 2_000, 12, 40
-"""A whole training, where time does not matter. Small tables are learned by heart in more."""
+"""Steps and epochs of a full training without a time limit. More steps overfit small tables."""
 FEWEST_EPOCHS = 4
-"""A model that cannot have as many in its time is not worth beginning."""
+"""A model that cannot have this many epochs in its time is not started."""
 WARM_UP = 0.05
 LONG_STEP = 0.3
-"""Seconds after which a step need not be measured again."""
+"""Seconds after which a step is not measured again."""
 EVALUATION = 0.4
-"""What judging an epoch costs, in trainings of one."""
+"""Cost of evaluating an epoch, relative to training it."""
 
 
 @dataclass(frozen=True)
 class FitPlan:
-    """What of a fit its trials must know; part of the study's source."""
+    """The options of a fit that its trials need; part of the study's source."""
 
     families: tuple[str, ...]
     objective: str
     trial_seconds: float | None = None
-    """About how long a trial may take; None where time does not matter."""
+    """Approximate seconds per trial; None if time is not limited."""
     epochs: tuple[tuple[int, int], ...] = ()
-    """Of each trial of a refit: after how many epochs it ends, of how many its learning rate was made for."""
+    """For a refit, per trial: the epoch after which it ends, and the epochs its schedule was made for."""
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "families": list(self.families), "epochs": [list(pair) for pair in self.epochs]}
@@ -66,7 +67,7 @@ class FitPlan:
 
 
 class FitBuild:
-    """Build candidates from the directory of a fit."""
+    """Builds candidates from the directory of a fit."""
 
     def __init__(self, directory: str, plan: FitPlan) -> None:
         self.directory, self.plan = directory, plan
@@ -76,14 +77,14 @@ class FitBuild:
 
     @functools.cached_property
     def data(self) -> Data:
-        """The table as the families know it."""
+        """The table as data of the model families."""
         return self.prepared.data()
 
     def _family_space(self, name: str) -> Space:
         return family(name).space(self.data if _sees_tables(family(name)) else pictures(self.data))
 
     def __call__(self, trial: Any) -> Candidate:
-        """The candidate that a trial's parameters make."""
+        """Return the candidate for a trial's parameters."""
         kind, params = params_of(self.space.suggest(trial))
         candidate = self.candidate(kind, params)
         if self.plan.epochs:
@@ -98,7 +99,7 @@ class FitBuild:
         return scheduled(candidate, epochs)
 
     def candidate(self, kind: Family, params: Mapping[str, Any]) -> Candidate:
-        """The candidate of an assignment, for the longest training that makes sense."""
+        """Return the candidate of an assignment, with the number of epochs of a full training."""
         log = params.get("target") == "log"
         task, scale = self.prepared.kind, self.prepared.scale
         loss = BaggedLoss(task, scale, params.get("smoothing", 0.0), log, self.plan.objective == "mae")
@@ -119,7 +120,7 @@ class FitBuild:
         )
 
     def _repeated(self, batch_size: int) -> TensorDataset:
-        """The training rows, as often as makes an epoch worth judging; made once, as all trials share them."""
+        """Return the training rows, repeated so that an epoch has enough steps; cached for all trials."""
         rows: TensorDataset = self.data.train
         passes = max(1, -(-LEAST_STEPS * batch_size // len(rows)))
         if passes not in self._passes:
@@ -128,7 +129,7 @@ class FitBuild:
         return self._passes[passes]
 
     def _epochs(self, candidate: Candidate) -> int:
-        """As many epochs as the time of a trial allows, at the speed of a few steps here."""
+        """Return the number of epochs that fit the time of a trial, at the speed of a few measured steps."""
         if self.plan.trial_seconds is None:
             return candidate.epochs
         steps = steps_of(candidate)
@@ -147,14 +148,14 @@ class FitBuild:
 
 
 def params_of(chosen: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:
-    """The family of an assignment, and its parameters by their own names."""
+    """Return the family of an assignment, and its parameters without the family's prefix."""
     name = chosen["family"]
     prefix = f"{name}."
     return family(name), {k.removeprefix(prefix): v for k, v in chosen.items() if k.startswith(prefix)}
 
 
 def make_model(kind: Family, params: Mapping[str, Any], data: Data) -> nn.Module:
-    """The model of one assignment, for every fold of a table."""
+    """Return the model of one assignment, for every fold of a table."""
     if _sees_tables(kind):
         return kind.model(params, data)
     assert data.layout is not None
@@ -162,30 +163,30 @@ def make_model(kind: Family, params: Mapping[str, Any], data: Data) -> nn.Module
 
 
 def pictures(data: Data) -> Data:
-    """A table of images as images, for the families that see those."""
+    """Return a table of images as image data, for the image families."""
     assert data.layout is not None
     assert data.layout.image is not None
     return replace(data, kind="image", input_shape=data.layout.image, layout=None)
 
 
 def scheduled(candidate: Candidate, epochs: int) -> Candidate:
-    """A candidate for so many epochs, its learning rate falling to zero over them."""
+    """Return a candidate for this many epochs, with a learning rate that falls to zero over them."""
     schedule = functools.partial(_cosine, steps=epochs * steps_of(candidate))
     return replace(candidate, epochs=epochs, scheduler=schedule, schedule_every="step")
 
 
 def steps_of(candidate: Candidate) -> int:
-    """How many steps an epoch has."""
+    """Return the number of steps per epoch."""
     rows: Any = candidate.train
     return -(-len(rows) // candidate.batch_size)
 
 
 def step_seconds(candidate: Candidate) -> float:
-    """How long a training step takes here: the quickest of a few, on a copy.
+    """Return the seconds of a training step: the fastest of a few, on a copy.
 
-    By the clock of the work itself: while a candidate is built another one trains, perhaps on the same core.
+    Measured in CPU time: while a candidate is built another one trains, perhaps on the same core.
     """
-    from hydra_tune.batches import fetch_rows
+    from hydra_tune.training.batches import fetch_rows
 
     model = copy.deepcopy(candidate.model).train()
     steps = candidate.optimizer(list(model.parameters()))
@@ -217,10 +218,17 @@ def _sees_tables(kind: Family) -> bool:
 
 @dataclass(frozen=True)
 class FitSource:
-    """The build function of a fit, found again by its directory."""
+    """The build function of a fit, identified by its directory."""
 
     directory: str
     plan: FitPlan
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> FitSource | None:
+        match record:
+            case {"directory": str(directory), "plan": dict(plan)}:
+                return cls(directory, FitPlan.from_json(plan))
+        return None
 
     def load(self) -> FitBuild:
         return FitBuild(self.directory, self.plan)
@@ -230,6 +238,9 @@ class FitSource:
 
     def folder(self) -> str | None:
         return None
+
+    def uses_torch(self) -> bool:
+        return True
 
     def text(self) -> str | None:
         return json.dumps(self.plan.as_json(), indent=1, sort_keys=True)

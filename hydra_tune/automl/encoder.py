@@ -1,8 +1,8 @@
-"""How the cells of a table become the numbers of a row (`search_spaces/table.py`), as learned from some of its rows.
+"""Encodes the cells of a table as the numbers of a row (`search_spaces/table.py`), learned from some of its rows.
 
 Numbers are scaled in two ways, robustly and by quantiles, and models choose; empty ones become the median. Categories
-get codes, rare ones and those never seen share one. Texts get codes of their words, or of groups of three characters.
-An encoder is saved as JSON for names and safetensors for numbers.
+get codes; rare and unseen ones share one. Texts get the codes of their words, or of groups of three characters. An
+encoder is saved as JSON for names and safetensors for numbers.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 QUANTILES = 201
 STRAIGHT = 3.0
 FURTHEST = 3.1
-"""Where values beyond all learned ones are put on the normal scale."""
+"""Position on the normal scale of values beyond all learned ones."""
 MOST_CATEGORIES = 1000
 RARE = 2
-"""A category seen less often than this teaches what unseen ones mean, in a column of more than a few."""
+"""Categories seen less often than this are encoded as unseen, in a column with many categories."""
 FEW_CATEGORIES = 20
 MOST_WORDS = 5000
 COMMON = 0.8
-"""A word that is in a larger share of the rows tells them apart too seldom to be read."""
+"""Words in a larger share of the rows are ignored."""
 LONGEST_TEXT = 64
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Statistics of all columns of numbers."""
+    """Statistics of all number columns."""
 
     fills: np.ndarray
     centres: np.ndarray
     spreads: np.ndarray
     quantiles: np.ndarray
-    """(columns, QUANTILES)"""
+    """Shape (columns, QUANTILES)."""
 
     @classmethod
     def learn(cls, values: np.ndarray) -> Numbers:
@@ -55,15 +55,15 @@ class Numbers:
                 fills[i] = np.median(known)
         low, high = quantiles[:, QUANTILES // 4], quantiles[:, -(QUANTILES // 4) - 1]
         whole = quantiles[:, -1] - quantiles[:, 0]
-        # A column that is one value in most rows has no distance between its quartiles.
+        # The quartiles are equal if most rows have one value.
         spreads = np.where(high > low, (high - low) / 1.35, np.where(whole > 0, whole / 2, 1.0))
         return cls(fills, fills.copy(), spreads, quantiles)
 
     def encode(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Robustly scaled and softly cut; and by quantiles, as if normal."""
+        """Return the values robustly scaled and softly clipped, and mapped to a normal distribution by quantiles."""
         filled = np.where(np.isnan(values), self.fills, values)
         scaled = (filled - self.centres) / self.spreads
-        # Straight where most values are, so that a linear model stays one; far ones grow as their logarithm.
+        # Linear where most values are, so that a linear model stays linear; logarithmic for outliers.
         beyond = np.maximum(np.abs(scaled) - STRAIGHT, 0.0)
         return np.clip(scaled, -STRAIGHT, STRAIGHT) + np.sign(scaled) * np.log1p(beyond), self._normal(filled)
 
@@ -73,7 +73,7 @@ class Numbers:
         shares = np.linspace(0, 1, QUANTILES)
         made = np.empty_like(filled)
         for i, own in enumerate(self.quantiles):
-            # From both sides: where a value fills several quantiles, their middle.
+            # From both sides: a value that fills several quantiles gets their middle.
             up = np.interp(filled[:, i], own, shares)
             down = 1 - np.interp(-filled[:, i], -own[::-1], shares)
             made[:, i] = (up + down) / 2
@@ -83,20 +83,20 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Encoder:
-    """What was learned from some rows of a table."""
+    """The encoding learned from some rows of a table."""
 
     schema: Schema
     numbers: Numbers
     categories: tuple[dict[str, int], ...]
-    """Of each category column: the code of each category."""
+    """For each category column, the code of each category."""
     words: tuple[dict[str, int], ...]
-    """Of each text column: the code of each word."""
+    """For each text column, the code of each word."""
     lengths: tuple[int, ...]
-    """Of each text column: how many words of a row are read."""
+    """For each text column, the number of words read per row."""
 
     @classmethod
     def learn(cls, schema: Schema, frame: pd.DataFrame) -> Encoder:
-        """From the rows of a frame."""
+        """Learn the encoding from the rows of a frame."""
         texts = [
             [pieces(text, column) for text in _texts(frame, column)] for column in schema.of_kind("words", "characters")
         ]
@@ -109,7 +109,7 @@ class Encoder:
         )
 
     def encode(self, frame: pd.DataFrame, layout: TableLayout) -> np.ndarray:
-        """The rows of a frame as numbers, (rows, layout.width)."""
+        """Encode the rows of a frame as numbers, shape (rows, layout.width)."""
         parts = list(self.numbers.encode(self.schema.numbers(frame)))
         for column, codes in zip(self.schema.of_kind("category"), self.categories, strict=True):
             parts.append(np.array([[_code(text, codes)] for text in _texts(frame, column)], dtype=float))
@@ -123,11 +123,11 @@ class Encoder:
         return np.concatenate(parts, axis=1).astype(np.float32)
 
     def names(self) -> dict[str, Any]:
-        """What is learned that is text, as JSON has it."""
+        """Return the learned names, for JSON."""
         return {"categories": list(self.categories), "words": list(self.words), "lengths": list(self.lengths)}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What is learned that is numbers."""
+        """Return the learned numbers."""
         return {name: getattr(self.numbers, name) for name in ("fills", "centres", "spreads", "quantiles")}
 
     @classmethod
@@ -138,7 +138,7 @@ class Encoder:
 
 
 def layout_for(encoders: list[Encoder], rows: int) -> TableLayout:
-    """One layout for the encoders of all folds: each column as wide as the widest needs."""
+    """Return one layout for the encoders of all folds: each column as wide as the widest encoder needs."""
     first = encoders[0]
     return TableLayout(
         numbers=len(first.numbers.fills),
@@ -153,7 +153,7 @@ def layout_for(encoders: list[Encoder], rows: int) -> TableLayout:
 
 
 def origins(schema: Schema, layout: TableLayout) -> dict[str, list[int]]:
-    """Which numbers of a row come from which column of the table."""
+    """Return the positions in an encoded row that come from each column of the table."""
     places: dict[str, list[int]] = {column.name: [] for column in schema.columns}
     numbered = [column.name for column in schema.columns for _ in range(column.numbers)]
     for i, name in enumerate(numbered):
@@ -166,7 +166,7 @@ def origins(schema: Schema, layout: TableLayout) -> dict[str, list[int]]:
 
 
 def pieces(text: str | None, column: Column) -> list[str]:
-    """The words of a text, or its groups of three characters, with its beginning and end marked."""
+    """Return the words of a text, or its groups of three characters with start and end marked."""
     if text is None:
         return []
     if column.kind == "words":

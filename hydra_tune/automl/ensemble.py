@@ -1,7 +1,7 @@
-"""Greedy ensemble selection (Caruana et al. 2004): which models to average, and how often each counts.
+"""Greedy ensemble selection (Caruana et al. 2004): choose models to average, and their weights.
 
-Pure: predictions in, weights out. Starting with the best model, the one that helps most is added again and again, the
-same one more than once if need be; the best set on the way is the ensemble, kept only if it beats the best model.
+Pure: predictions in, weights out. Starting with the best model, the model that helps most is added repeatedly, possibly
+the same one several times; the best set found is the ensemble, kept only if it beats the best model.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LEAST_GAIN = 1e-9
 def select(
     truth: np.ndarray, predictions: Mapping[int, np.ndarray], score: Score, smooth: Score, rounds: int = ROUNDS
 ) -> dict[int, float]:
-    """The weight of each chosen model, by its number; they add up to 1.
+    """Return the weight of each chosen model, by its number; weights add up to 1.
 
-    `smooth` decides between sets with the same score: shares of right answers have few values on a small table.
+    `smooth` breaks ties between sets with the same score: accuracy has few distinct values on a small table.
     """
     if not predictions:
         raise ValueError("there are no predictions to choose from")
@@ -52,5 +52,5 @@ def _better(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def average(predictions: Mapping[int, np.ndarray], weights: Mapping[int, float]) -> np.ndarray:
-    """The weighted mean of some models' predictions."""
+    """Return the weighted mean of some models' predictions."""
     return np.asarray(np.sum([weight * predictions[number] for number, weight in weights.items()], axis=0))

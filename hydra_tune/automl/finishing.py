@@ -1,4 +1,4 @@
-"""From the trials of a study to a predictor: out-of-fold predictions, the ensemble, the leaderboard, the files."""
+"""Makes a predictor from the trials of a study: out-of-fold predictions, the ensemble, the leaderboard, the files."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from hydra_tune.automl.predictor import (
 )
 from hydra_tune.automl.prepared import Prepared
 from hydra_tune.automl.scores import Score, score_for
-from hydra_tune.pruning import EPOCHS
-from hydra_tune.result import SearchResult
+from hydra_tune.coordinator.pruning import EPOCHS
+from hydra_tune.coordinator.result import SearchResult
 from hydra_tune.search_spaces.table import FOLD
 from hydra_tune.storage.queries import TrialRecord
 
 CONSIDERED = 30
-"""So many of the best trials predict the held-out rows and may be in the ensemble."""
+"""Number of best trials that predict the held-out rows and may be in the ensemble."""
 SAVED = 10
-"""So many of the best models stay in the directory, besides those that predict."""
+"""Number of best models saved in the directory, besides those in use."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A trial's model and what it says of rows that it has not seen."""
+    """A trial's model and its predictions for rows it has not seen."""
 
     entry: Entry
     weights: Path
@@ -53,7 +53,7 @@ def finish(
     notes: tuple[str, ...] = (),
     out_of_time: Callable[[], bool] = lambda: False,
 ) -> Description:
-    """Make the predictor of a study and write it; at least the best model is in it, whatever the time."""
+    """Make the predictor of a study and write it; even without time left it has the best model."""
     truth = prepared.truth()
     judged = _judge(result, prepared, score, truth, out_of_time)
     predictions = {number: each.predicted for number, each in judged.items()}
@@ -73,7 +73,7 @@ def finish(
 def _judge(
     result: SearchResult, prepared: Prepared, score: Score, truth: np.ndarray, out_of_time: Callable[[], bool]
 ) -> dict[int, Judged]:
-    """The best trials and the baseline, as far as time allows: the best one first, then the baseline."""
+    """Evaluate the best trials and the baseline while time allows: the best one first, then the baseline."""
     complete = [record for record in result.trials if record.state == "COMPLETE" and result.has_weights(record.number)]
     ranked = sorted(complete, key=lambda record: (record.value, record.number))
     baseline = [record for record in complete if record.params.get("family") == BASELINE]
@@ -125,7 +125,7 @@ def _ensemble_entry(entries: list[Entry], score: float) -> Entry:
 
 
 def _kept(ranked: list[Entry]) -> set[int]:
-    """The trials whose weights the directory has: members, the best ones, and the best baseline."""
+    """Return the trials whose weights are saved: members, the best ones, and the best baseline."""
     trials = [entry for entry in ranked if entry.trial is not None]
     baseline = [entry for entry in trials if entry.params["family"] == BASELINE]
     wanted = [*trials[:SAVED], *baseline[:1], *(entry for entry in trials if entry.weight)]

@@ -1,7 +1,7 @@
-"""Fitting a table: prepare it, search the families in the time there is, and make a predictor of what was found.
+"""Fits a table: prepares it, searches the families within the time limit, and makes a predictor of the results.
 
-The study is an ordinary one; the directory of the fit holds the prepared table, so that a fit goes on after an
-interruption without the file it was started from.
+The study is an ordinary one; the directory of the fit holds the prepared table, so that an interrupted fit can be
+resumed without the original file.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from hydra_tune.automl.reading import TableLike, read_table
 from hydra_tune.automl.refitting import refit_members
 from hydra_tune.automl.scores import Score, score_for
 from hydra_tune.automl.state import FitState, check_free, free_directory, make_directory, parse_seconds
-from hydra_tune.coordinator import run_search
-from hydra_tune.devices import parse_devices
-from hydra_tune.errors import SearchFailed
-from hydra_tune.result import SearchResult
-from hydra_tune.seeds import new_study_seed
-from hydra_tune.settings import ENDLESS, SearchSettings, made_up_name, make_settings
+from hydra_tune.coordinator.result import SearchResult
+from hydra_tune.coordinator.search import run_search
+from hydra_tune.coordinator.settings import ENDLESS, SearchSettings, made_up_name, make_settings
+from hydra_tune.core.devices import parse_devices
+from hydra_tune.core.errors import SearchFailed
+from hydra_tune.core.seeds import new_study_seed
 
 DEFAULT_SECONDS = 300.0
 TRIALS_IN_TIME = 12
-"""A trial gets the devices' time over this number, and most are pruned before they have used it. With thirty, networks
-on one core had four epochs, and lost to linear models that had forty."""
+"""A trial gets the devices' time divided by this number, and most are pruned earlier. With thirty, networks on one core
+had four epochs, and lost to linear models with forty."""
 SHORTEST_TRIAL = 0.5
 FINISH_SHARE, MOST_FINISH_SECONDS = 0.06, 20.0
-"""Of the time, for the ensemble and the files."""
+"""Share of the time, and maximum seconds, for the ensemble and the files."""
 REFIT_SHARE = 0.2
 WEIGHTS_KEPT = 1000
-"""More than a fit has trials worth considering: the baseline's are never thrown away."""
+"""More than the trials of a fit: no weights are removed, so the baseline's stay."""
 
 
 def fit(
@@ -62,11 +62,11 @@ def fit(
     progress: bool = True,
     spent: float = 0.0,
 ) -> Predictor:
-    """Fit a table and return a predictor; Ctrl-C leaves one too, of what was found until then.
+    """Fit a table and return a predictor; after Ctrl-C the directory has one of the models found so far.
 
-    `table` is a .csv or .parquet path, a pandas frame, or an .npz file of images. `time` such as "10m" is held within a
-    tenth; it is five minutes without it or `trials`. The task is inferred from the target, and said. `spent` is what
-    went by of the time before the call.
+    `table` is a .csv or .parquet path, a pandas frame, or an .npz file of images. `time` such as "10m" is held to
+    within a tenth; the default is five minutes unless `trials` is given. The task is inferred from the target and
+    printed. `spent` is the time in seconds used before the call.
     """
     began = clock.monotonic() - spent
     directory = Path(to) if to is not None else free_directory(table)
@@ -93,7 +93,7 @@ def fit(
         seconds=seconds, trials=trials, refit=refit, notes=tuple(notes),
     )  # fmt: skip
     run = Run(directory, state, settings, began, table)
-    run.search_settings(resume=False)  # what is wrong with these shows before anything is created
+    run.search_settings(resume=False)  # invalid settings are reported before anything is created
     make_directory(directory)
     prepared.save(directory)
     state.save(directory)
@@ -104,7 +104,7 @@ def fit(
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a fit: until its time is up, its trials are done, or somebody interrupts."""
+    """One run of a fit: until its time is up, its trials are done, or it is interrupted."""
 
     directory: Path
     state: FitState
@@ -113,7 +113,7 @@ class Run:
     table: TableLike | None = None
 
     def go_on(self, *, resume: bool) -> Predictor:
-        """Search, then make the predictor. Raises KeyboardInterrupt when interrupted, with a predictor in place."""
+        """Search, then make the predictor. Raises KeyboardInterrupt if interrupted, after writing a predictor."""
         prepared = Prepared.load(self.directory)
         source = FitSource(str(self.directory.resolve()), FitPlan.from_json(self.state.plan))
         build = source.load()
@@ -147,7 +147,7 @@ class Run:
         return Predictor(self.directory)
 
     def search_settings(self, *, resume: bool) -> SearchSettings:
-        """The search that finds the models, for the time that is left to it now."""
+        """Return the settings of the search for models, with the time left for it."""
         state = self.state
         reserved = min(MOST_FINISH_SECONDS, FINISH_SHARE * (state.seconds or 0.0)) + 0.5 + self._refit_seconds()
         timeout = None if state.seconds is None else max(0.1, self._left() - reserved)
@@ -173,7 +173,7 @@ class Run:
 
 
 def describe(prepared: Prepared, score: Score, notes: Sequence[str]) -> list[str]:
-    """What a fit is about to do, in lines."""
+    """Return the lines that announce a fit."""
     classes = f", {len(prepared.labels)} classes" if prepared.task == "multiclass" else ""
     columns = "images" if prepared.schema is None else f"{len(prepared.schema.columns)} columns"
     folds = prepared.layout.folds

@@ -1,6 +1,7 @@
-"""Images in arrays: (rows, height, width), with channels first or last, as the numbers of a row.
+"""Encodes images in arrays, (rows, height, width) with channels first or last, as the numbers of a row.
 
-What is learned is one mean and one scale; the same places as for a table's encoder, so that a predictor need not know.
+One mean and one scale are learned. The interface is that of a table's encoder, so a predictor need not distinguish
+them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hydra_tune.automl.reading import Table
-from hydra_tune.errors import SpecError
+from hydra_tune.core.errors import SpecError
 from hydra_tune.search_spaces.table import TableLayout
 
 MOST_CHANNELS = 4
@@ -19,7 +20,7 @@ MOST_CHANNELS = 4
 
 @dataclass(frozen=True)
 class ImageEncoder:
-    """The brightness of training images."""
+    """Mean and scale of the training images."""
 
     mean: float
     scale: float
@@ -29,7 +30,7 @@ class ImageEncoder:
         return cls(float(images.mean()), float(images.std()) or 1.0)
 
     def encode(self, images: np.ndarray) -> np.ndarray:
-        """(rows, channels * height * width)"""
+        """Encode images as numbers, shape (rows, channels * height * width)."""
         flat = images.reshape(len(images), -1).astype(np.float32)
         return (flat - self.mean) / self.scale
 
@@ -45,12 +46,12 @@ class ImageEncoder:
 
 
 def image_layout(shape: tuple[int, int, int], folds: int, rows: int) -> TableLayout:
-    """The layout of images as rows."""
+    """Return the layout of images as rows."""
     return TableLayout(numbers=int(np.prod(shape)), image=shape, folds=folds, rows=rows)
 
 
 def images_in(table: Table, target: str, name: str | None = None) -> tuple[str, np.ndarray]:
-    """The array of images, by its name or as the only one besides the target, channels first."""
+    """Return name and contents of the image array, channels first; by default the only array besides the target."""
     assert table.arrays is not None
     others = [key for key in table.arrays if key != target]
     if name is None and len(others) != 1:

@@ -1,4 +1,4 @@
-"""Permutation importance: how much worse a model gets when one column is shuffled among the rows."""
+"""Permutation importance: how much worse a model gets if one column is shuffled among the rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hydra_tune.automl.scores import Score
 
 @dataclass(frozen=True)
 class Importance:
-    """What a column is worth: the mean loss of score over repeats, and how it varied."""
+    """The importance of a column: mean and spread of the score's loss over repeats."""
 
     column: str
     importance: float
@@ -30,7 +30,7 @@ def permuted_importance(
     repeats: int,
     seed: int,
 ) -> list[Importance]:
-    """The importance of each column of a table whose encoded rows are (rows, folds, width)."""
+    """Return the importance of each column of a table, given its encoded rows (rows, folds, width)."""
     assert prepared.schema is not None
     random = np.random.default_rng(seed)
     before = score.loss(truth, predict(rows))

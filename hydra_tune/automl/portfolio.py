@@ -1,6 +1,6 @@
-"""What a fit tries first: the baseline, then settings of each family that do well on most tables.
+"""The first trials of a fit: the baseline, then settings of each family that do well on most tables.
 
-A small portfolio that covers unlike needs finds a good model before a sampler has learned anything, and teaches it.
+A small, diverse portfolio finds a good model before the sampler has learned anything, and gives it data.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydra_tune.automl.prepared import Prepared
-from hydra_tune.errors import SpecError, nearest, quoted
+from hydra_tune.core.errors import SpecError, nearest, quoted
 from hydra_tune.search_spaces.distributions import contains
 from hydra_tune.search_spaces.families import FAMILIES
 from hydra_tune.search_spaces.space import Space
 
 BASELINE = "linear"
 MOST_TOKENS = 48
-"""Attention among more columns than this takes longer than it is worth on a CPU."""
+"""Maximum number of columns for attention, which takes too long on a CPU with more."""
 
 _STARTS: tuple[tuple[str, dict[str, Any]], ...] = (
     (BASELINE, {"lr": 0.02, "weight_decay": 1e-3, "scaling": "quantile"}),
@@ -41,7 +41,7 @@ _STARTS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def families_for(prepared: Prepared, asked: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The families to search, the baseline always among them."""
+    """Return the families to search, always including the baseline."""
     if prepared.layout.image is not None:
         suitable = [BASELINE, "resnet", "tabular_mlp"]
     else:
@@ -57,7 +57,7 @@ def families_for(prepared: Prepared, asked: Sequence[str] | None = None) -> tupl
 
 
 def first_trials(families: Sequence[str], space: Space) -> list[dict[str, Any]]:
-    """The portfolio for these families, with the parameters and values that the space has."""
+    """Return the portfolio of these families, restricted to parameters and values of the space."""
     distributions = {param.name: param.distribution for param in space.params}
     trials = []
     for name, start in _STARTS:

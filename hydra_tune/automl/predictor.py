@@ -1,7 +1,7 @@
-"""A fitted model: predicts, is judged, and says what it looks at; a directory of JSON and safetensors.
+"""A fitted model that predicts, is evaluated and explains itself; stored as a directory of JSON and safetensors.
 
-Members are models of the study that was searched, each for all folds of the table; a prediction is the mean over folds,
-then the weighted mean over members.
+Members are models of the study, each for all folds of the table; a prediction is the mean over folds, then the weighted
+mean over members.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from hydra_tune.automl.prepared import Prepared
 from hydra_tune.automl.reading import Table, TableLike, find_target, read_table
 from hydra_tune.automl.scores import SCORES, Score, score_for
 from hydra_tune.automl.target import FitTask, codes_of, known_rows, labels_of
-from hydra_tune.errors import InputError, SpecError, nearest, quoted
+from hydra_tune.core.errors import InputError, SpecError, nearest, quoted
+from hydra_tune.core.weights import load_weights
 from hydra_tune.search_spaces.bagged_objectives import answers
 from hydra_tune.search_spaces.table import FOLD
-from hydra_tune.weights import load_weights
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,22 +47,22 @@ class Entry:
     score: float
     fit_seconds: float
     predict_seconds: float
-    """For 1,000 rows."""
+    """Seconds for 1,000 rows."""
     size_bytes: int
     strategy: str
     weight: float = 0.0
-    """In the ensemble, or 1 for the model that predicts alone."""
+    """Weight in the ensemble, or 1 for the model that predicts alone."""
     trial: int | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     epochs: tuple[int, int] = (0, 0)
-    """The best one, and how many there were to be."""
+    """The best epoch, and the planned number of epochs."""
     saved: bool = True
-    """Whether its weights are in the directory."""
+    """True if its weights are in the directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """All of a predictor but its weights and encoders."""
+    """A predictor without its weights and encoders."""
 
     metric: str
     study: str
@@ -100,7 +100,7 @@ class Predictor:
 
     @property
     def study(self) -> str:
-        """The name of the study that was searched."""
+        """Name of the study that was searched."""
         return self.description.study
 
     @property
@@ -109,11 +109,11 @@ class Predictor:
 
     @property
     def score(self) -> float:
-        """Of what predicts, on rows that were held out."""
+        """Score of the predicting model or ensemble on held-out rows."""
         return next(entry.score for entry in self.description.leaderboard if entry.weight == 1)
 
     def leaderboard(self) -> pd.DataFrame:
-        """The models, best first, with their validation score, times, size and strategy."""
+        """Return the models, best first, with their validation score, times, size and strategy."""
         import pandas as pd
 
         columns = ("model", "score", "fit_seconds", "predict_seconds", "size_bytes", "strategy", "weight", "trial")
@@ -121,7 +121,7 @@ class Predictor:
         return pd.DataFrame(rows, columns=list(columns))
 
     def predict(self, table: TableLike, *, model: str | None = None) -> pd.Series[Any]:
-        """The class or the number for each row; `model` is a name of the leaderboard."""
+        """Return the class or number for each row; `model` is a name of the leaderboard."""
         import pandas as pd
 
         rows = self._read(table)
@@ -130,7 +130,7 @@ class Predictor:
         return pd.Series(values, name=self.target, index=_index(table))
 
     def predict_proba(self, table: TableLike, *, model: str | None = None) -> pd.DataFrame:
-        """The probability of each class for each row."""
+        """Return the probability of each class for each row."""
         import pandas as pd
 
         if not self.classes:
@@ -139,7 +139,7 @@ class Predictor:
         return pd.DataFrame(predicted, columns=list(self.classes), index=_index(table))
 
     def evaluate(self, table: TableLike, *, model: str | None = None) -> dict[str, float]:
-        """Every metric of the task on a table that has the target."""
+        """Return every metric of the task on a table that has the target."""
         rows, truth = self._with_truth(table)
         predicted = self._predicted(rows, model)
         return {score.name: score(truth, predicted) for score in self._possible_scores(truth)}
@@ -147,9 +147,9 @@ class Predictor:
     def feature_importance(
         self, table: TableLike | None = None, *, repeats: int = 5, seed: int = 0
     ) -> list[Importance]:
-        """How much worse the score gets when a column is shuffled among rows, the most important first.
+        """Return how much worse the score gets if a column is shuffled among rows, the most important column first.
 
-        Without a table, on the rows that models were judged by, each by the model that has not seen it.
+        Without a table, on the held-out rows, each predicted by the model that has not seen it.
         """
         prepared = self._prepared
         if prepared.schema is None:
@@ -169,7 +169,7 @@ class Predictor:
         )
 
     def _of_folds(self) -> Predictor:
-        """This predictor as it was judged, before a refit on all rows."""
+        """Return this predictor as it was evaluated, before a refit on all rows."""
         if not self.description.refit:
             return self
         before = Predictor.__new__(Predictor)
@@ -216,7 +216,7 @@ class Predictor:
         return encoded, numbers
 
     def _predicted(self, inputs: np.ndarray, model: str | None, fold: np.ndarray | None = None) -> np.ndarray:
-        """Probabilities (rows, classes) or numbers (rows,); with `fold`, each row by that fold's models alone."""
+        """Return probabilities (rows, classes) or numbers (rows,); with `fold`, each row by that fold's models."""
         total: Any = 0.0
         for entry, weight in self._chosen(model):
             said = outputs_of(self._model(entry), inputs, self._prepared, entry.params)
@@ -246,7 +246,7 @@ class Predictor:
 
 
 def loaded(entry: Entry, shape: Any, path: Path) -> nn.Module:
-    """A member's model with its weights."""
+    """Return a member's model with its weights."""
     kind, params = params_of(entry.params)
     model = make_model(kind, params, shape)
     load_weights(model, path)
@@ -259,7 +259,7 @@ def weights_file(directory: Path, trial: int) -> Path:
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, inputs: np.ndarray, prepared: Prepared, params: Mapping[str, Any]) -> np.ndarray:
-    """What each fold's members say: probabilities or numbers in the user's units, (rows, folds, outputs)."""
+    """Return each fold's probabilities, or numbers in the user's units, shape (rows, folds, outputs)."""
     log = params_of(params)[1].get("target") == "log"
     parts = [
         answers(model(torch.from_numpy(inputs[start : start + BATCH])), prepared.kind, prepared.scale, log)
@@ -271,7 +271,7 @@ def outputs_of(model: nn.Module, inputs: np.ndarray, prepared: Prepared, params:
 
 
 def write(directory: Path, description: Description) -> None:
-    """Write a predictor's description, whole or not at all: it makes a directory a predictor."""
+    """Write a predictor's description atomically: its presence makes a directory a predictor."""
     plain = {"version": VERSION, **asdict(description)}
     unfinished = directory / f"{PREDICTOR}.tmp"
     unfinished.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""A table made ready: folds, encoders learned without each fold, rows as numbers; on disk and as the families' data.
+"""A prepared table: folds, an encoder for each fold, rows as numbers; on disk and as data of the families.
 
-Small tables are cross-validated, large ones hold a fifth back. What one fold's encoder and scales know comes from the
-rows that its model is trained on and from nowhere else.
+Small tables are cross-validated, large ones hold a fifth back. A fold's encoder and scales are learned only from the
+rows that its model is trained on.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from hydra_tune.automl.images import ImageEncoder, image_layout, images_in
 from hydra_tune.automl.reading import Table, find_target
 from hydra_tune.automl.schema import Schema
 from hydra_tune.automl.target import FitTask, Label, Target, known_rows, make_target
-from hydra_tune.errors import InputError, SpecError, quoted
+from hydra_tune.core.errors import InputError, SpecError, quoted
 from hydra_tune.search_spaces.dataset import Data, Task, split
 from hydra_tune.search_spaces.table import FOLD, JUDGED, NOBODYS, VALUE, TableLayout, TargetScale
 
 ROWS, ENCODERS, DESCRIPTION = "rows.safetensors", "encoders.safetensors", "prepared.json"
 FOLDS_BY_ROWS = ((1_000, 8), (10_000, 5))
-"""Tables of fewer rows than this have so many folds; larger ones one part held out."""
+"""Pairs of maximum rows and number of folds; larger tables hold one part out."""
 SKEWED = 1.5
-"""From this skewness on a target of numbers from zero is also offered on a log scale."""
+"""From this skewness on, a non-negative target is also offered on a log scale."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Prepared:
     schema: Schema | None
     """None for images."""
     images: str
-    """The name of the array of images; empty for tables."""
+    """Name of the image array; empty for tables."""
     inputs: torch.Tensor
     targets: torch.Tensor
 
@@ -61,36 +61,36 @@ class Prepared:
         return len(self.labels) or 1
 
     def training_rows(self) -> TensorDataset:
-        """The rows to learn from: all in cross-validation, those not held out otherwise."""
+        """Return the rows to train on: all in cross-validation, otherwise those not held out."""
         rows = torch.ones(len(self.targets), dtype=torch.bool)
         if self.layout.folds == 1:
             rows = self.targets[:, FOLD] == NOBODYS
         return TensorDataset(self.inputs[rows], self.targets[rows])
 
     def judged_rows(self) -> TensorDataset:
-        """The rows to be judged by, each by the model that has not seen it."""
+        """Return the rows to evaluate on, each by the model that has not seen it."""
         rows = self.targets[:, FOLD] != NOBODYS
         targets = self.targets[rows].clone()
         targets[:, JUDGED] = 1.0
         return TensorDataset(self.inputs[rows], targets)
 
     def truth(self) -> np.ndarray:
-        """Of the judged rows: class numbers, or numbers in the user's units."""
+        """Return the targets of the evaluated rows: class numbers, or numbers in the user's units."""
         values = self.judged_rows().tensors[1][:, VALUE].double().numpy()
         return values.astype(int) if self.labels else values * self.scale.scale + self.scale.mean
 
     @property
     def judged(self) -> bool:
-        """Whether some rows are held out, to judge models by; a model for use is trained on all."""
+        """True if some rows are held out for evaluation; False for a refit on all rows."""
         return bool((self.targets[:, FOLD] != NOBODYS).any())
 
     def data(self) -> Data:
-        """The table as the families know data."""
+        """Return the table as data of the families."""
         train = self.training_rows()
         return self._data(train, self.judged_rows() if self.judged else train)
 
     def shape(self) -> Data:
-        """The same without its rows: models are made from their shape alone."""
+        """Return the data without rows: models need only the shape."""
         return self._data((None,), (None,))
 
     def _data(self, train: Any, valid: Any) -> Data:
@@ -101,7 +101,7 @@ class Prepared:
         )  # fmt: skip
 
     def encode(self, table: Table) -> np.ndarray:
-        """The rows of another table, once for each fold: (rows, folds, width)."""
+        """Encode the rows of another table, once for each fold, shape (rows, folds, width)."""
         made: list[np.ndarray] = []
         for encoder in self.encoders:
             if isinstance(encoder, ImageEncoder):
@@ -137,7 +137,7 @@ class Prepared:
 
     @classmethod
     def load(cls, directory: Path, *, rows: bool = True) -> Prepared:
-        """What `save` wrote; without its rows, what new rows need."""
+        """Load what `save` wrote; without `rows`, only what encoding new rows needs."""
         try:
             plain = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))
             arrays = load_file(directory / ENCODERS)
@@ -179,7 +179,7 @@ def prepare(
     held_out: bool = True,
     seed: int = 0,
 ) -> tuple[Prepared, list[str]]:
-    """A table with its target made ready, and what is worth knowing about it; all rows teach unless `held_out`."""
+    """Prepare a table with its target; return it with notes. Without `held_out` all rows are trained on."""
     find_target(table, target)
     values = table.frame[target] if table.frame is not None else _column(table, target)
     known, notes = known_rows(values, table.name)
@@ -200,7 +200,7 @@ def prepare(
 
 
 def _columns(table: Table, target: str, known: np.ndarray, parts: list[np.ndarray]) -> tuple[dict[str, Any], list[str]]:
-    """The fields of a `Prepared` that come from the columns of a frame; an encoder for each part of the rows."""
+    """Return the fields of a `Prepared` from the columns of a frame, with an encoder for each part of the rows."""
     assert table.frame is not None
     frame = table.frame.loc[known].drop(columns=target).reset_index(drop=True)
     schema, notes = Schema.of(frame, table.name)
@@ -213,7 +213,7 @@ def _columns(table: Table, target: str, known: np.ndarray, parts: list[np.ndarra
 def _pictures(
     table: Table, target: str, known: np.ndarray, parts: list[np.ndarray]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The same from an array of images."""
+    """Return the fields of a `Prepared` from an array of images."""
     name, images = images_in(table, target)
     if len(images) != len(known):
         raise SpecError(f"{table.name} has {len(images)} images and {len(known)} targets", "give one for each")
@@ -225,7 +225,7 @@ def _pictures(
 
 
 def assign_folds(goal: Target, folds: int, seed: int) -> np.ndarray:
-    """The fold of each row, in proportion for each class, or for each range of numbers; one fold is a part held out."""
+    """Return the fold of each row, stratified by class or range of numbers; one fold means one part held out."""
     rows = len(goal.values)
     if folds == 1:
         _, held_out = split(rows, goal.values if goal.labels else None)
@@ -235,13 +235,13 @@ def assign_folds(goal: Target, folds: int, seed: int) -> np.ndarray:
     shuffled = np.random.default_rng(seed).permutation(rows)
     ordered = shuffled[np.argsort(goal.values[shuffled], kind="stable")]
     fold = np.empty(rows, dtype=int)
-    # Dealt like cards in the order of the target: each fold gets its share of every class and range.
+    # Dealt in the order of the target: each fold gets its share of every class and range.
     fold[ordered] = np.arange(rows) % folds
     return fold
 
 
 def target_scale(goal: Target, parts: list[np.ndarray]) -> TargetScale:
-    """How the folds' models see the target, from the rows that each is trained on."""
+    """Return the scaling of the target for each fold's model, from the rows it is trained on."""
     if goal.labels:
         return TargetScale()
     mean, scale = float(goal.values.mean()), float(goal.values.std()) or 1.0

@@ -1,6 +1,6 @@
-"""Reading what a user calls a table: a CSV or Parquet file, a pandas frame, or images in an `.npz` file.
+"""Reads tables: a CSV or Parquet file, a pandas frame, or images in an `.npz` file.
 
-What had to be guessed, an encoding or a separator, is said in notes.
+A guessed encoding or separator is reported in notes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from hydra_tune.errors import SpecError, nearest, quoted
+from hydra_tune.core.errors import SpecError, nearest, quoted
 from hydra_tune.search_spaces.tables import FORMATS, read_frame
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under named columns, or arrays under names; one of `frame` and `arrays` is there."""
+    """Rows with named columns, or named arrays; either `frame` or `arrays` is set."""
 
     name: str
     frame: pd.DataFrame | None = None
@@ -36,11 +36,14 @@ class Table:
 
     @property
     def columns(self) -> list[str]:
-        return list(self.arrays) if self.arrays is not None else list(self.frame.columns)  # type: ignore[union-attr]
+        if self.arrays is not None:
+            return list(self.arrays)
+        assert self.frame is not None
+        return list(self.frame.columns)
 
 
 def read_table(source: TableLike) -> Table:
-    """The table that a path or a frame stands for."""
+    """Read a table from a path or a frame."""
     import pandas as pd
 
     if isinstance(source, Table):
@@ -66,7 +69,7 @@ def read_table(source: TableLike) -> Table:
 
 
 def find_target(table: Table, target: str) -> None:
-    """Refuse a table that lacks its target, or has nothing else."""
+    """Raise SpecError if a table lacks its target, or has no other column."""
     if target not in table.columns:
         raise SpecError(f"{table.name} has no column {quoted(target)}", nearest(str(target), table.columns))
     if len(table.columns) < 2:
@@ -85,7 +88,7 @@ def _checked(table: Table) -> Table:
 
 
 def _encoding(path: Path) -> tuple[str, list[str]]:
-    """UTF-8 where the bytes are; else what is left: Windows' western code page."""
+    """Return UTF-8 or UTF-16 if the bytes are valid, otherwise Windows' western code page."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     position = 0
     with path.open("rb") as file:
@@ -117,7 +120,7 @@ def _is_western(path: Path) -> bool:
 
 
 def _separator(path: Path, encoding: str) -> tuple[str, list[str]]:
-    """A comma, unless the header has none and has semicolons or tabs instead."""
+    """Return a comma, unless the header has none but has semicolons or tabs."""
     with path.open(encoding=encoding) as file:
         header = file.readline()
     if "," not in header:

@@ -1,6 +1,6 @@
-"""Training the chosen models again on all rows, held-out ones included, each for as long as it took to its best epoch.
+"""Trains the chosen models again on all rows, held-out ones included, each to its best epoch.
 
-A study of its own. Where it does not complete, the models of the folds stay in use.
+Runs as a study of its own. If it does not complete, the models of the folds stay in use.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from hydra_tune.automl.predictor import MODELS, REFIT, Predictor, weights_file, 
 from hydra_tune.automl.prepared import Prepared, prepare
 from hydra_tune.automl.reading import TableLike, read_table
 from hydra_tune.automl.state import make_directory
-from hydra_tune.coordinator import run_search
-from hydra_tune.errors import InputError
-from hydra_tune.settings import SearchSettings, made_up_name
+from hydra_tune.coordinator.search import run_search
+from hydra_tune.coordinator.settings import SearchSettings, made_up_name
+from hydra_tune.core.errors import InputError
 
 
 def refit_members(
     directory: Path, table: TableLike | None, fitted: Prepared, plan: FitPlan, search: SearchSettings
 ) -> None:
-    """Replace the models that predict in a fit's directory by ones that have seen all rows of `table`."""
+    """Replace the predicting models in a fit's directory by models trained on all rows of `table`."""
     if table is None:
         raise InputError(f"the rows of {fitted.name} are needed for a refit", "fit again with the table and --resume")
     description = Predictor(directory).description
@@ -34,7 +34,7 @@ def refit_members(
     source = FitSource(str(place.resolve()), replace(plan, epochs=tuple(entry.epochs for entry in members)))
     build = source.load()
     settings = replace(
-        search, study=f"refit-{made_up_name()}", metrics=("loss",), trials=len(members), sampler="random", pruner=None,
+        search, study=f"refit-{made_up_name()}", metric="loss", trials=len(members), sampler="random", pruner=None,
         enqueue=[dict(entry.params) for entry in members], resume=False,
         stop_at_timeout=search.timeout is not None,
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Which columns a table has and what each holds: numbers, categories, dates, text, or nothing of use.
+"""The columns of a table and their kinds: numbers, categories, dates or text; constant columns are ignored.
 
-A schema is decided once, on the table that is fitted; what is learned about values comes after it (`encoder`). Other
-tables are read by it: a missing column is an error, an extra one a note.
+A schema is decided once, on the fitted table; `encoder` learns from values later. Other tables are read by the schema:
+a missing column is an error, an extra one a note.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from hydra_tune.errors import SpecError, quoted
+from hydra_tune.core.errors import SpecError, quoted
 from hydra_tune.search_spaces.tables import floats, is_numeric
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 ColumnKind: TypeAlias = Literal["number", "date", "category", "words", "characters"]
 
 MOSTLY = 0.9
-"""A column of text with at least this share of numbers, or of dates, holds those, with junk among them."""
+"""A text column with at least this share of numbers, or of dates, is a column of those with invalid cells."""
 TEXT_WORDS = 4.0
-"""Values of more words than this on average are text, however few they are."""
+"""Columns with more words per value than this on average are text, however few values they have."""
 FEW_VALUES = 20
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{1,2}[ -][A-Za-z]{3,9}[ -,]+\d{4}|[A-Za-z]{3,9} \d{1,2},? \d{4}")
 DATE_PARTS = ("days", "year", "month", "weekday", "hour")
@@ -37,11 +37,11 @@ class Column:
     name: str
     kind: ColumnKind
     gaps: bool = False
-    """Whether cells were empty in the table that was fitted: that they are becomes a number of its own."""
+    """True if cells were empty in the fitted table; emptiness then becomes a number of its own."""
 
     @property
     def numbers(self) -> int:
-        """How many numbers it makes."""
+        """Number of numbers it is encoded as."""
         return self.gaps + {"number": 1, "date": len(DATE_PARTS)}.get(self.kind, 0)
 
 
@@ -51,11 +51,11 @@ class Schema:
 
     columns: tuple[Column, ...]
     ignored: tuple[str, ...] = ()
-    """Columns that never change, and so say nothing; they may lack in other tables."""
+    """Constant columns, which may be missing in other tables."""
 
     @classmethod
     def of(cls, frame: pd.DataFrame, where: str) -> tuple[Schema, list[str]]:
-        """The schema of a frame without its target, and notes on columns that are of no use."""
+        """Return the schema of a frame without its target, and notes on ignored columns."""
         columns, notes, useless = [], [], []
         for name in frame.columns:
             values = frame[name]
@@ -73,7 +73,7 @@ class Schema:
         return cls(tuple(columns), tuple(useless)), notes
 
     def check(self, names: Iterable[str], where: str, target: str) -> list[str]:
-        """Refuse a table that lacks a column; returns those that were not there when the schema was made."""
+        """Raise SpecError if a table lacks a column; return the columns that the schema does not know."""
         present = set(names)
         lacking = [column.name for column in self.columns if column.name not in present]
         if lacking:
@@ -87,7 +87,7 @@ class Schema:
         return [column for column in self.columns if column.kind in kinds]
 
     def numbers(self, frame: pd.DataFrame) -> np.ndarray:
-        """All numbers of the rows, column by column, NaN where a cell is empty."""
+        """Return all numbers of the rows, column by column, NaN for empty cells."""
         parts: list[np.ndarray] = []
         for column in self.columns:
             made: list[np.ndarray] = []
@@ -110,7 +110,7 @@ class Schema:
 
 
 def kind_of(values: pd.Series[Any]) -> tuple[ColumnKind, int]:
-    """What a column holds, and how many of its cells hold something else."""
+    """Return the kind of a column, and the number of its cells that hold something else."""
     from pandas.api.types import is_datetime64_any_dtype, is_timedelta64_dtype
 
     if is_datetime64_any_dtype(values.dtype):
@@ -130,7 +130,7 @@ def kind_of(values: pd.Series[Any]) -> tuple[ColumnKind, int]:
 
 
 def numbers_in(values: pd.Series[Any]) -> np.ndarray:
-    """A column as floats, NaN for what is no finite number."""
+    """Return a column as floats, NaN for anything but finite numbers."""
     import pandas as pd
     from pandas.api.types import is_timedelta64_dtype
 
@@ -141,7 +141,7 @@ def numbers_in(values: pd.Series[Any]) -> np.ndarray:
 
 
 def date_parts(values: pd.Series[Any]) -> list[np.ndarray]:
-    """Days since 1970, and the parts that may repeat."""
+    """Return days since 1970, and year, month, weekday and hour."""
     import pandas as pd
     from pandas.api.types import is_datetime64_any_dtype
 
@@ -156,7 +156,7 @@ def date_parts(values: pd.Series[Any]) -> list[np.ndarray]:
 
 
 def _looks_dated(texts: pd.Series[Any]) -> bool:
-    """Whether a few values have digits and separators as dates have; parsing a whole column of text is slow."""
+    """True if the first values have digits and separators like dates; parsing a whole column of text is slow."""
     few = texts.iloc[: 2 * FEW_VALUES]
     return sum(bool(_DATE.search(text)) for text in few) >= MOSTLY * len(few)
 

@@ -1,7 +1,7 @@
-"""How predictions are judged: the metrics of each task by name, and what the trials of a search minimise for them.
+"""Metrics of predictions for each task, by name, and the objective that trials minimise for each.
 
-Trials are judged at every epoch by a mean over rows (`log_loss`, `mse` or `mae`); leaderboard and ensemble by the
-metric itself, on the predictions for rows that a model has not seen.
+Trials are evaluated at every epoch by a mean over rows (`log_loss`, `mse` or `mae`); leaderboard and ensemble by the
+metric itself, on predictions for rows that a model has not seen.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from hydra_tune.automl.target import FitTask
-from hydra_tune.errors import SpecError, nearest, quoted
+from hydra_tune.core.errors import SpecError, nearest, quoted
 
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of predictions: probabilities of classes, (rows, classes), or numbers."""
+    """A metric of predictions: class probabilities, shape (rows, classes), or numbers."""
 
     name: str
     function: Callable[[np.ndarray, np.ndarray], float]
     greater_is_better: bool
     objective: str
-    """What trials minimise for it."""
+    """Name of the objective that trials minimise."""
 
     def __call__(self, truth: np.ndarray, predicted: np.ndarray) -> float:
         return float(self.function(truth, predicted))
 
     def loss(self, truth: np.ndarray, predicted: np.ndarray) -> float:
-        """The same with less being better."""
+        """Return the metric, negated if greater is better."""
         value = self(truth, predicted)
         return -value if self.greater_is_better else value
 
 
 def roc_auc(truth: np.ndarray, predicted: np.ndarray) -> float:
-    """How often a row of the second class gets a higher probability than one of the first."""
+    """Return how often a row of the second class gets a higher probability than one of the first."""
     from sklearn.metrics import roc_auc_score
 
     if len(np.unique(truth)) < 2:
@@ -44,7 +44,7 @@ def roc_auc(truth: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def log_loss(truth: np.ndarray, predicted: np.ndarray) -> float:
-    """The mean surprise at the true class, in nats."""
+    """Return the mean negative log probability of the true class, in nats."""
     return float(-np.log(np.clip(predicted[np.arange(len(truth)), truth], 1e-7, 1.0)).mean())
 
 
@@ -53,13 +53,13 @@ def accuracy(truth: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def balanced_accuracy(truth: np.ndarray, predicted: np.ndarray) -> float:
-    """The mean over classes of the share of their rows that are found."""
+    """Return the mean over classes of the share of rows classified correctly."""
     right = predicted.argmax(axis=1) == truth
     return float(np.mean([right[truth == c].mean() for c in np.unique(truth)]))
 
 
 def f1(truth: np.ndarray, predicted: np.ndarray) -> float:
-    """F1 of the second class of two, or the mean over several classes."""
+    """Return F1 of the second class of two, or the mean over several classes."""
     from sklearn.metrics import f1_score
 
     average = "binary" if predicted.shape[1] == 2 else "macro"
@@ -75,7 +75,7 @@ def mae(truth: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def r2(truth: np.ndarray, predicted: np.ndarray) -> float:
-    """The share of variance explained."""
+    """Return the share of variance explained."""
     total = float(np.mean((truth - truth.mean()) ** 2))
     return 1.0 - float(np.mean((truth - predicted) ** 2)) / total if total else 0.0
 
@@ -91,11 +91,11 @@ SCORES: Mapping[FitTask, tuple[Score, ...]] = {
     "multiclass": _CLASSES,
     "regression": (Score("rmse", rmse, False, "mse"), Score("mae", mae, False, "mae"), Score("r2", r2, True, "mse")),
 }
-"""The metrics of each task, the default first."""
+"""Metrics of each task, the default first."""
 
 
 def score_for(task: FitTask, name: str | None = None) -> Score:
-    """The metric of that name, or the task's own."""
+    """Return the metric of that name, or the task's default."""
     known = {score.name: score for score in SCORES[task]}
     if name is None:
         return SCORES[task][0]

@@ -1,4 +1,4 @@
-"""The directory of a fit, what it must know to go on, and the times that a user writes."""
+"""The directory of a fit, the state needed to resume it, and parsing of times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from hydra_tune.automl.predictor import PREDICTOR
 from hydra_tune.automl.prepared import DESCRIPTION
 from hydra_tune.automl.reading import TableLike
-from hydra_tune.errors import InputError, SpecError, quoted
+from hydra_tune.core.errors import InputError, SpecError, quoted
 
 STATE = "fit.json"
 LEAST_SECONDS = 5.0
@@ -22,7 +22,7 @@ _UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True)
 class FitState:
-    """A fit as it was asked for, and the seconds of its time that are spent."""
+    """The options of a fit, and the seconds of its time already spent."""
 
     study: str
     metric: str
@@ -52,7 +52,7 @@ class FitState:
 
 
 def parse_seconds(time: str | float) -> float:
-    """A time such as 90, "90s", "10m" or "1h30m" in seconds."""
+    """Parse a time such as 90, "90s", "10m" or "1h30m" into seconds."""
     seconds = math.nan
     if isinstance(time, int | float) and not isinstance(time, bool):
         seconds = float(time)
@@ -68,7 +68,7 @@ def parse_seconds(time: str | float) -> float:
 
 
 def free_directory(table: TableLike) -> Path:
-    """A directory beside us that is not there yet, named after the table."""
+    """Return a directory in the current one that does not exist yet, named after the table."""
     stem = Path(table).stem if isinstance(table, str | Path) else "table"
     name = re.sub(r"[^\w.-]", "_", stem) or "table"
     numbered = (Path(f"{name}-model{'' if i == 1 else f'-{i}'}") for i in range(1, 10**6))
@@ -76,7 +76,7 @@ def free_directory(table: TableLike) -> Path:
 
 
 def check_free(directory: Path) -> None:
-    """Refuse a directory that holds a fit."""
+    """Raise SpecError if a directory holds a fit."""
     if directory.exists() and not directory.is_dir():
         raise SpecError(f"{str(directory)!r} is a file", "give a directory with --to")
     for name in (STATE, DESCRIPTION, PREDICTOR):

@@ -1,7 +1,7 @@
-"""What is to be predicted: the task that a target column stands for, its classes or its numbers.
+"""The prediction target: the task of a target column, its classes or its numbers.
 
-A column of text, of truth values, or of at most 20 different whole numbers makes a classification, others a regression;
-a task that the user states is taken as it is, or refused where the column cannot be that.
+A column of text, of booleans, or of at most 20 distinct whole numbers is a classification, others a regression; a task
+stated by the user is used as given, or refused if the column does not allow it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from hydra_tune.errors import SpecError, nearest, quoted
+from hydra_tune.core.errors import SpecError, nearest, quoted
 from hydra_tune.search_spaces.tables import MOST_NUMBERED_CLASSES, floats, is_numeric
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ class Target:
     task: FitTask
     values: np.ndarray
     labels: tuple[Label, ...] = ()
-    """The classes in the order of their numbers."""
+    """Classes in the order of their numbers."""
 
 
 def make_target(column: pd.Series[Any], where: str, stated: str | None = None) -> Target:
-    """The target that a column without empty cells stands for."""
+    """Return the target of a column without empty cells."""
     name = str(column.name)
     if stated is not None and stated not in FIT_TASKS:
         raise SpecError(f"task cannot be {quoted(stated)}", nearest(str(stated), FIT_TASKS))
@@ -51,7 +51,7 @@ def make_target(column: pd.Series[Any], where: str, stated: str | None = None) -
 
 
 def known_rows(column: pd.Series[Any], where: str) -> tuple[np.ndarray, list[str]]:
-    """Which rows have a target; the others are left out, which is noted."""
+    """Return a mask of rows with a target, and notes on rows left out."""
     missing = column.isna().to_numpy()
     if is_numeric(column):
         missing = missing | ~np.isfinite(floats(column))
@@ -62,14 +62,14 @@ def known_rows(column: pd.Series[Any], where: str) -> tuple[np.ndarray, list[str
 
 
 def labels_of(labels: tuple[Label, ...], codes: np.ndarray) -> np.ndarray:
-    """Class numbers as the labels that the user knows, of their own type."""
+    """Return the labels of class numbers, in their original type."""
     kinds = {type(label) for label in labels}
     values = np.array(labels, dtype=None if len(kinds) == 1 and str not in kinds else object)
     return np.asarray(values[codes])
 
 
 def codes_of(labels: tuple[Label, ...], column: pd.Series[Any], where: str) -> np.ndarray:
-    """The class numbers of a column of labels; one that was not learned is refused."""
+    """Return the class numbers of a column of labels; raise SpecError for an unknown label."""
     numbers = {str(label): code for code, label in enumerate(labels)}
     texts = [str(_plain(value)) for value in column.tolist()]
     for text in texts:
@@ -112,7 +112,7 @@ def _numbers(column: pd.Series[Any], where: str) -> np.ndarray:
 
 
 def _classes(column: pd.Series[Any]) -> tuple[list[Label], np.ndarray]:
-    """The classes, in order, and the number of each row's."""
+    """Return the classes, sorted, and the class number of each row."""
     texts = column.map(lambda value: str(_plain(value)))
     first = {
         text: _plain(value) for text, value in zip(reversed(texts.tolist()), reversed(column.tolist()), strict=True)
@@ -124,7 +124,7 @@ def _classes(column: pd.Series[Any]) -> tuple[list[Label], np.ndarray]:
 
 
 def _plain(value: Any) -> Label:
-    """A label as JSON can hold it; 1.0 is 1, as a column of whole numbers with gaps is read as floats."""
+    """Return a label as JSON can store it; 1.0 becomes 1, since whole numbers with gaps are read as floats."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float) and value.is_integer():
         return int(value)

@@ -1,8 +1,9 @@
 """The web dashboard: a server that reads the database of studies, its pages, and reports of one file.
 
-security.py   which requests are answered at all, and the headers of every answer
-app.py        the application: routes put together
-studies.py    routes of studies, trials.py of trials, devices.py of units and devices, live.py of events
-charts.py     what charts show, computed from columns of trials
-static/       pages: plain ES modules, no build step, nothing from elsewhere
+security.py   checks every request, and sets the headers of every response
+app.py        the application, which combines the routes
+routes.py     routes that read; doing.py: routes that change something; live.py: events; pages.py: pages and files
+answers.py    response models, filled by the *_answers.py modules
+charts.py     chart data, computed from columns of trials
+static/       pages: plain ES modules, no build step, nothing loaded from elsewhere
 """

@@ -1,4 +1,4 @@
-"""The shapes of the JSON API's answers: what the OpenAPI page documents."""
+"""Response models of the JSON API, as documented on the OpenAPI page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 Number = float | Literal["nan", "inf", "-inf"] | None
-"""JSON has no infinity: such numbers come as words; null is a number that is not there."""
+"""JSON has no infinity: such numbers are sent as words; null means no number."""
 
 
 class Best(BaseModel):
@@ -20,7 +20,7 @@ class Best(BaseModel):
 
 
 class Parameter(BaseModel):
-    """A parameter of the search space, as trials have shown it."""
+    """A parameter of the search space, as seen in trials."""
 
     name: str
     kind: Literal["float", "int", "categorical"]
@@ -61,7 +61,7 @@ class Study(BaseModel):
 
 
 class StudyDetail(Study):
-    """A study with what it was asked to do."""
+    """A study with its parameters and settings."""
 
     parameters: list[Parameter]
     strategies: dict[str, int] = Field(description="Trials by strategy.")
@@ -90,7 +90,7 @@ class TrialRow(BaseModel):
 
 
 class TrialPage(BaseModel):
-    """Some trials of a study."""
+    """One page of a study's trials."""
 
     total: int
     matching: int
@@ -100,7 +100,7 @@ class TrialPage(BaseModel):
 
 
 class Attempt(BaseModel):
-    """One try at a trial."""
+    """One attempt at a trial."""
 
     attempt: int
     state: str
@@ -111,7 +111,7 @@ class Attempt(BaseModel):
 
 
 class Checkpoint(BaseModel):
-    """A state from which a trial could go on."""
+    """A state from which a trial can resume."""
 
     step: int
     bytes: int
@@ -120,7 +120,7 @@ class Checkpoint(BaseModel):
 
 
 class EventRow(BaseModel):
-    """Something that happened."""
+    """An event of a study or trial."""
 
     number: int | None
     happened: datetime
@@ -129,7 +129,7 @@ class EventRow(BaseModel):
 
 
 class WorkRow(BaseModel):
-    """What a trial's units of one kind came to on one device."""
+    """Totals of a trial's units of one kind on one device."""
 
     kind: str
     device: str
@@ -170,7 +170,7 @@ class TrialDetail(TrialRow):
 
 
 class History(BaseModel):
-    """Values of completed trials in the order of their numbers, thinned out; and those that beat all before."""
+    """Values of completed trials by number, thinned out, and the trials that beat all before them."""
 
     numbers: list[int]
     values: list[Number]
@@ -197,7 +197,7 @@ class Axis(BaseModel):
 
 
 class Sample(BaseModel):
-    """Completed trials for parallel coordinates and slices: all of them, or the best and an even selection."""
+    """Completed trials for parallel coordinates and slices: all, or the best and an even selection."""
 
     numbers: list[int]
     values: list[list[Number]]
@@ -213,7 +213,7 @@ class Importance(BaseModel):
 
 
 class Importances(BaseModel):
-    """The parameters that matter, the most important first."""
+    """The importance of each parameter, the most important first."""
 
     shares: list[Importance]
     trials: int = Field(description="The completed trials from which they were computed.")
@@ -238,7 +238,7 @@ class FailureReason(BaseModel):
 
 
 class DeviceRow(BaseModel):
-    """What a device has done."""
+    """The work of one device."""
 
     name: str
     seconds: float
@@ -247,7 +247,7 @@ class DeviceRow(BaseModel):
 
 
 class Devices(BaseModel):
-    """The pool and how busy it was."""
+    """The devices and their utilisation."""
 
     devices: list[DeviceRow]
     start: float | None
@@ -289,7 +289,7 @@ class DeviceSeries(BaseModel):
 
 
 class SpillSeries(BaseModel):
-    """What lay in the spill store over time: the most of each bin, null before it was recorded."""
+    """Bytes in the spill store over time: the maximum of each bin, null before the first record."""
 
     host_bytes: list[int | None] = Field(description="In host memory.")
     disk_bytes: list[int | None]
@@ -309,7 +309,7 @@ class Timeline(BaseModel):
 
 
 class ActionRow(BaseModel):
-    """What was asked of whoever runs the study."""
+    """A request to the process that runs the study, and its answer."""
 
     action_id: int
     number: int | None
@@ -321,7 +321,7 @@ class ActionRow(BaseModel):
 
 
 class Server(BaseModel):
-    """What this dashboard is."""
+    """Facts about this dashboard."""
 
     version: str
     storage: str = Field(description="The database, without its password.")

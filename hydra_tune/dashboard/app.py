@@ -1,4 +1,4 @@
-"""The application: routes put together behind the guard, and errors as one line of JSON."""
+"""The application: combines the routes behind the guard, and reports errors as one line of JSON."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from hydra_tune import __version__
+from hydra_tune.core.errors import StorageError
+from hydra_tune.core.version import VERSION
 from hydra_tune.dashboard import answers, doing, downloads, live, pages, routes
 from hydra_tune.dashboard.filters import BadFilter
 from hydra_tune.dashboard.live import Closing
 from hydra_tune.dashboard.reader import NoSuchStudy, NoSuchTrial, Reader
 from hydra_tune.dashboard.security import Guard, Policy
-from hydra_tune.errors import StorageError
 from hydra_tune.storage import open_storage
 from hydra_tune.storage.database import masked
 
@@ -24,7 +24,7 @@ DESCRIPTION = """What the dashboard's pages show, for scripts. Numbers that JSON
 
 
 def make_app(url: str, policy: Policy, reader: Reader | None = None) -> FastAPI:
-    """The routes, without the guard around them; `reader` where one has begun to read already."""
+    """Return the application without the guard; `reader` is one that has begun to read already."""
     reader = reader or Reader(url)
     closing = Closing()
 
@@ -38,14 +38,14 @@ def make_app(url: str, policy: Policy, reader: Reader | None = None) -> FastAPI:
             app.state.writable.close()
 
     app = FastAPI(
-        title="Hydra Tune", version=__version__, description=DESCRIPTION, lifespan=lifespan,
-        # The pages that come with FastAPI load scripts from elsewhere; /api is our own.
+        title="Hydra Tune", version=VERSION, description=DESCRIPTION, lifespan=lifespan,
+        # FastAPI's own documentation pages load scripts from elsewhere; /api is ours.
         docs_url=None, redoc_url=None, openapi_url="/api/openapi.json",
     )  # fmt: skip
     app.state.reader, app.state.policy, app.state.closing = reader, policy, closing
     app.state.writable = open_storage(url) if policy.actions else None
     app.state.server = answers.Server(
-        version=__version__, storage=masked(url), actions=policy.actions, token=policy.token is not None
+        version=VERSION, storage=masked(url), actions=policy.actions, token=policy.token is not None
     )
     for part in (pages, live, downloads, routes, *([doing] if policy.actions else [])):
         app.include_router(part.router)
@@ -54,7 +54,7 @@ def make_app(url: str, policy: Policy, reader: Reader | None = None) -> FastAPI:
 
 
 def guarded(app: FastAPI) -> ASGIApp:
-    """The application as it is served."""
+    """Return the application behind the guard, as it is served."""
     return Guard(app, app.state.policy)
 
 

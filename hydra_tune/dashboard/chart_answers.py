@@ -1,4 +1,4 @@
-"""What the charts of a study show, as the API tells it."""
+"""Chart data of a study, as response models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POINTS = 2_000
 
 
 def history(view: StudyView, objective: int = 0, points: int = POINTS) -> answers.History:
-    """The values of completed trials by number, and the best so far."""
+    """Return the values of completed trials by number, and the best so far."""
     columns = view.columns
     records = charts.records(columns, objective)
     rows = charts.sample(columns, points, keep=records)
@@ -34,7 +34,7 @@ def history(view: StudyView, objective: int = 0, points: int = POINTS) -> answer
 
 
 def report_curves(connection: Connection, view: StudyView, limit: int) -> list[answers.ReportCurve]:
-    """The intermediate values of the trials worth seeing: those that run, the best ones, and the last that ended."""
+    """Return intermediate values of the running trials, the best ones, and the last that ended."""
     columns = view.columns
     if not columns.size:
         return []
@@ -57,7 +57,7 @@ def report_curves(connection: Connection, view: StudyView, limit: int) -> list[a
 
 
 def sample(view: StudyView, limit: int) -> answers.Sample:
-    """Completed trials with all their parameters."""
+    """Return completed trials with all their parameters."""
     columns = view.columns
     rows = charts.sample(columns, limit, keep=charts.records(columns))
     axes = []
@@ -75,7 +75,7 @@ def sample(view: StudyView, limit: int) -> answers.Sample:
 
 
 def pareto(view: StudyView, limit: int = POINTS) -> answers.Pareto:
-    """The Pareto front among other completed trials."""
+    """Return the Pareto front and other completed trials."""
     columns = view.columns
     front = charts.best_trials(columns)
     rows = charts.sample(columns, limit, keep=front)
@@ -85,12 +85,12 @@ def pareto(view: StudyView, limit: int = POINTS) -> answers.Pareto:
 
 
 def failures(view: StudyView) -> list[answers.FailureReason]:
-    """Why trials ended without a value."""
+    """Return the reasons for which trials ended without a value."""
     return [answers.FailureReason(**vars(failure)) for failure in charts.failures(view.columns)]
 
 
 def importances(view: StudyView) -> answers.Importances:
-    """The parameters that matter, the most important first."""
+    """Return the importance of each parameter, the most important first."""
     found = compute_importances(view.columns)
     return answers.Importances(
         shares=[answers.Importance(name=name, share=share) for name, share in found.shares.items()],

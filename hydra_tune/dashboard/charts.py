@@ -1,4 +1,4 @@
-"""What the charts of a study show: pure functions from columns of trials to few enough points to draw."""
+"""Chart data of a study: pure functions from columns of trials to a number of points that can be drawn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rows = NDArray[np.intp]
 
 
 def best_trial(columns: StudyColumns) -> int | None:
-    """The best completed trial; None where there is none, or where several objectives leave it open."""
+    """Return the best completed trial; None if there is none, or several objectives."""
     if len(columns.maximize) != 1:
         return None
     rows = np.flatnonzero(columns.complete)
@@ -28,7 +28,7 @@ def best_trial(columns: StudyColumns) -> int | None:
 
 
 def records(columns: StudyColumns, objective: int = 0) -> Rows:
-    """The completed trials that were better than all before them."""
+    """Return the completed trials that were better than all before them."""
     rows = np.flatnonzero(columns.complete)
     if not len(rows):
         return rows
@@ -39,7 +39,7 @@ def records(columns: StudyColumns, objective: int = 0) -> Rows:
 
 
 def sample(columns: StudyColumns, limit: int, *, keep: Iterable[int] = ()) -> Rows:
-    """At most about `limit` completed trials: the best tenth of the limit, and the others evenly by number."""
+    """Return about `limit` completed trials at most: the best tenth of the limit, and the others evenly by number."""
     rows = np.flatnonzero(columns.complete)
     if len(rows) <= limit:
         return rows
@@ -50,18 +50,18 @@ def sample(columns: StudyColumns, limit: int, *, keep: Iterable[int] = ()) -> Ro
 
 
 def best_trials(columns: StudyColumns) -> Rows:
-    """The Pareto front of the completed trials."""
+    """Return the Pareto front of the completed trials."""
     rows = np.flatnonzero(columns.complete)
     return np.asarray(rows[pareto_front(columns.values[rows] * np.where(columns.maximize, -1.0, 1.0))])
 
 
 def pareto_front(losses: NDArray[np.float64]) -> Rows:
-    """The rows that no other is less than in one column without being more in another."""
+    """Return the rows that no other row dominates: at most as large everywhere, and smaller in one column."""
     order = np.lexsort(losses.T[::-1])
     front: list[int] = []
     kept = np.empty((0, losses.shape[1]))
     for index in order:
-        # Sorted by the first objective, nothing that comes later can dominate what is here.
+        # Sorted by the first objective, no later point can dominate an earlier one.
         point = losses[index]
         dominated = (kept <= point).all(axis=1) & (kept < point).any(axis=1)
         if not dominated.any():
@@ -72,7 +72,7 @@ def pareto_front(losses: NDArray[np.float64]) -> Rows:
 
 @dataclass(frozen=True)
 class Failure:
-    """Trials that ended for one and the same reason."""
+    """Trials that ended for the same reason."""
 
     state: str
     reason: str
@@ -81,7 +81,7 @@ class Failure:
 
 
 def failures(columns: StudyColumns, examples: int = 20) -> list[Failure]:
-    """Why trials ended without a value, the most frequent reason first; numbers in a reason make no difference."""
+    """Return the reasons for which trials ended without a value, most frequent first, ignoring numbers in them."""
     alike: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for number, error in columns.errors.items():
         alike[columns.word("state", number), re.sub(r"\d+(\.\d+)?", "#", error)].append(number)
@@ -93,7 +93,7 @@ def failures(columns: StudyColumns, examples: int = 20) -> list[Failure]:
 
 
 def busy_shares(spans: Iterable[tuple[float, float]], start: float, end: float, bins: int) -> list[float]:
-    """The share of each bin of time that is covered by the spans (start, seconds), which do not overlap much."""
+    """Return the share of each time bin covered by the spans (start, seconds), which hardly overlap."""
     width = (end - start) / bins
     busy = np.zeros(bins)
     for began, seconds in spans:
@@ -111,7 +111,7 @@ def busy_shares(spans: Iterable[tuple[float, float]], start: float, end: float, 
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: numbers that are not finite become words."""
+    """Convert a value to plain JSON data; non-finite numbers become words."""
     if isinstance(value, float | np.floating):
         number = float(value)
         return number if np.isfinite(number) else "nan" if np.isnan(number) else "inf" if number > 0 else "-inf"

@@ -1,4 +1,4 @@
-"""Devices and what ran on them, as the API tells it."""
+"""Devices and their units, as response models."""
 
 from __future__ import annotations
 
@@ -7,22 +7,29 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
+from hydra_tune.coordinator.makespan import Makespan
 from hydra_tune.dashboard import answers
 from hydra_tune.dashboard.charts import busy_shares
 from hydra_tune.dashboard.reader import StudyView
-from hydra_tune.makespan import Makespan
 from hydra_tune.storage.timeline import BUILDER, BusyBin, UnitSpan, busy_bins, units_between
+from hydra_tune.strategies.registry import find_strategy
 
 MOST_UNITS = 4_000
-"""More than these in a stretch of time are summed up in bins: a screen has no room for them."""
+"""Maximum number of units sent singly; more are summed up in bins, since a screen cannot show them."""
+
+
+def _spans(strategy: str) -> bool:
+    """True if a trial of this strategy can be on several devices at once, or the strategy is unknown."""
+    kind = find_strategy(strategy)
+    return kind is None or kind.spans_devices
 
 
 def devices(view: StudyView) -> answers.Devices:
-    """The pool, how busy it was, and how far from the least time the search took."""
+    """Return the devices, their utilisation, and the makespan compared to its lower bound."""
     work = view.work
     names = sorted({*view.pool, *work.by_device})
     ran = max(0.0, work.device_last - work.device_first) if work.by_device else 0.0
-    spans = any(name and name != "whole" and name != "shard" for name in set(view.columns.words("strategy")))
+    spans = any(_spans(name) for name in set(view.columns.words("strategy")) if name)
     spread = set(work.by_trial) if spans else set[int]()
     makespan = Makespan(max(1, len(names)), work=dict(work.by_trial), spread=spread)
     total = sum(work.by_device.values())
@@ -51,7 +58,7 @@ def devices(view: StudyView) -> answers.Devices:
 def timeline(
     connection: Connection, view: StudyView, start: float | None, end: float | None, bins: int
 ) -> answers.Timeline:
-    """A stretch of time, by default all of it."""
+    """Return a stretch of time, by default all of it."""
     work = view.work
     first, last = (work.first, work.last) if work.units else (0.0, 1.0)
     start, end = first if start is None else start, last if end is None else end
@@ -71,7 +78,7 @@ def timeline(
 
 
 def new_units(connection: Connection, view: StudyView, after: int) -> list[answers.UnitRow] | None:
-    """The units that ended since; None where they are too many to send."""
+    """Return the units that ended after unit `after`; None if they are too many to send."""
     found = units_between(connection, view.work, view.work.first, view.work.last, limit=MOST_UNITS // 4, after=after)
     return None if found is None else [_unit(unit) for unit in found]
 
@@ -106,7 +113,7 @@ def _series_of_units(units: Sequence[UnitSpan], start: float, end: float, bins: 
 
 
 def _series_of_bins(binned: Sequence[BusyBin], start: float, end: float, bins: int) -> list[answers.DeviceSeries]:
-    """A bin's work is counted from its beginning on: what is longer than the bin runs on into the next ones."""
+    """Return the series of bins; a bin's work counts from its start, and longer work extends into the next bins."""
     width = (end - start) / bins
     as_units = [
         UnitSpan(0, one.number, "", one.device, start + one.bin * width, one.seconds, None, None, one.peak_bytes,
@@ -117,7 +124,7 @@ def _series_of_bins(binned: Sequence[BusyBin], start: float, end: float, bins: i
 
 
 def _busiest(binned: Sequence[BusyBin], start: float, end: float, bins: int) -> list[answers.UnitRow]:
-    """For each device and bin the trial that did most in it."""
+    """Return, for each device and bin, the trial that did most in it."""
     width = (end - start) / bins
     best: dict[tuple[str, int], BusyBin] = {}
     busy: defaultdict[tuple[str, int], float] = defaultdict(float)

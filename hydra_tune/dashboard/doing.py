@@ -1,6 +1,6 @@
 """The routes that change something; they exist only with `--allow-actions`.
 
-None of them touches a trial. They write down what is asked, and the process that runs the study obeys.
+They do not change trials themselves: they record a request, which the process that runs the study carries out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ router = APIRouter(prefix="/api", tags=["actions"])
 
 
 class Wish(BaseModel):
-    """What is asked of whoever runs the study."""
+    """A request to the process that runs the study."""
 
     kind: Literal["stop-study", "stop-trial", "retry-trial", "add-trials"]
     number: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
@@ -45,7 +45,7 @@ class Note(BaseModel):
 
 @router.post("/studies/{study_id}/actions", status_code=202)
 def act(study_id: StudyId, wish: Wish, request: Request, reader: Read) -> answers.ActionRow:
-    """Ask for something; the answer of the process that runs the study comes later, in the list of actions."""
+    """Record a request; the answer of the process that runs the study appears later in the list of actions."""
     with reader.study(study_id) as view:
         _check(view, wish)
     storage: HydraStorage = request.app.state.writable
@@ -55,7 +55,7 @@ def act(study_id: StudyId, wish: Wish, request: Request, reader: Read) -> answer
 
 @router.get("/studies/{study_id}/actions")
 def actions(study_id: StudyId, reader: Read) -> list[answers.ActionRow]:
-    """What was asked last, newest first, with the answers so far."""
+    """Return the latest requests, newest first, with the answers so far."""
     with reader.study(study_id), reader.connection() as connection:
         if not reader.storage.has_hydra_tables:
             return []

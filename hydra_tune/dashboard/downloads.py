@@ -1,4 +1,4 @@
-"""All trials of a study as a table, for spreadsheets and scripts: CSV and Parquet."""
+"""All trials of a study as a CSV or Parquet table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 @router.get("/studies/{study_id}/trials.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
 def csv(study_id: StudyId, reader: Read) -> Response:
-    """All trials as CSV."""
+    """Return all trials as CSV."""
     with reader.study(study_id) as view:
         table = trials_table(view)
     text = table.map(_inert).rename(columns=_inert).to_csv(index=False)
@@ -33,7 +33,7 @@ def csv(study_id: StudyId, reader: Read) -> Response:
     responses={200: {"content": {"application/vnd.apache.parquet": {}}}},
 )
 def parquet(study_id: StudyId, reader: Read) -> Response:
-    """All trials as a Parquet file."""
+    """Return all trials as a Parquet file."""
     with reader.study(study_id) as view:
         table = trials_table(view)
     file = io.BytesIO()
@@ -42,7 +42,7 @@ def parquet(study_id: StudyId, reader: Read) -> Response:
 
 
 def trials_table(view: StudyView) -> Any:
-    """One row for each trial: number, state, values, parameters and what was measured."""
+    """Return one row for each trial: number, state, values, parameters and measurements."""
     import pandas
 
     columns = view.columns
@@ -66,7 +66,7 @@ def trials_table(view: StudyView) -> Any:
 
 
 def _inert(cell: Any) -> Any:
-    """Spreadsheets run cells that begin like formulas; a quotation mark in front keeps them text."""
+    """Escape cells that spreadsheets would run as formulas, with a quotation mark in front."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 

@@ -1,11 +1,11 @@
-"""What a person types above the leaderboard to see fewer trials, and the order they are shown in.
+"""Parses the filter above the leaderboard, and sorts trials.
 
     state:failed                trials in a state
     lr<0.01  depth>=3           a parameter, the value (by its metric's name or as `value`), seconds, number, memory, …
     activation=relu             a category; strategy=shard and device=cpu:0 work alike
-    "out of room"               words that stand in a trial's error
+    "out of room"               words in a trial's error
 
-Terms are separated by spaces and all of them must hold.
+Terms are separated by spaces; a trial must match all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydra_tune.errors import InputError, nearest, quoted
+from hydra_tune.core.errors import InputError, nearest, quoted
 from hydra_tune.storage.columns import StudyColumns
 
 Mask = NDArray[np.bool_]
@@ -32,11 +32,11 @@ _TERM = re.compile(r"(?P<name>[^<>=!:]+)(?P<how><=|>=|!=|=|<|>|:)(?P<value>.*)",
 
 
 class BadFilter(InputError):
-    """A filter or an order that cannot be understood."""
+    """A filter or an order that cannot be parsed."""
 
 
 def matching(columns: StudyColumns, metrics: Sequence[str], text: str) -> Mask:
-    """Which trials a filter lets through; a BadFilter says which term cannot be read."""
+    """Return the mask of trials that match a filter; raises BadFilter naming the invalid term."""
     mask = np.ones(columns.size, dtype=bool)
     for term in _terms(text):
         mask &= _one(columns, metrics, term)
@@ -44,16 +44,16 @@ def matching(columns: StudyColumns, metrics: Sequence[str], text: str) -> Mask:
 
 
 def ordered(columns: StudyColumns, metrics: Sequence[str], rows: NDArray[Any], sort: str, down: bool) -> NDArray[Any]:
-    """These trials in the order of a column, those without one last, equal ones by number."""
+    """Sort these trials by a column; trials without a value come last, ties are sorted by number."""
     if sort in WORDS:
-        # The rank of each word, so that numbers are sorted and not fifty thousand strings.
+        # Sort by the rank of each word: faster than sorting fifty thousand strings.
         _, keys = np.unique(columns.words(sort)[rows].astype(str), return_inverse=True)
         column = keys.astype(float)
     else:
         column = _numbers(columns, metrics, sort)[rows]
     key = -column if down else column
     key = np.where(np.isnan(column), np.inf, key)
-    # A value that is infinite still comes before one that is missing.
+    # An infinite value comes before a missing one.
     return np.asarray(rows[np.lexsort((rows, key, np.isnan(column)))])
 
 

@@ -1,8 +1,8 @@
-"""Which parameters matter for being among the best tenth: PED-ANOVA (arXiv 2304.10255), from columns of trials.
+"""Parameter importance for being among the best tenth: PED-ANOVA (arXiv 2304.10255), from columns of trials.
 
-The same numbers as Optuna's PedAnovaImportanceEvaluator gives, conditional parameters included (arXiv 2601.20800), in
+Gives the same numbers as Optuna's PedAnovaImportanceEvaluator, conditional parameters included (arXiv 2601.20800), in
 milliseconds for fifty thousand trials: it counts values on a grid instead of making a trial object of each row, and
-nothing here imports scikit-learn, which alone takes seconds.
+does not import scikit-learn, which takes seconds.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from hydra_tune.dashboard.charts import Rows, pareto_front
 from hydra_tune.storage.columns import Floats, Ints, StudyColumns
 
 BEST = 0.1
-"""The share of the trials that count as the best."""
+"""Share of the trials that count as the best."""
 GRID = 50
 PRIOR = 1.0
-"""How much the prior weighs, in trials."""
+"""Weight of the prior, in trials."""
 LEAST_TRIALS = 4
 LEAST_WITH_PARAMETER = 2
 MOST_OF_SEVERAL_OBJECTIVES = 1_000
-"""Ranking by several objectives compares trials with each other: of more an even selection stands for all."""
+"""Maximum number of trials with several objectives, which are compared pairwise; more are sampled evenly."""
 _TINY = 1e-12
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
 @dataclass(frozen=True)
 class Importances:
-    """Shares that add up to 1, the most important parameter first; empty where nothing can be said."""
+    """Shares that add up to 1, the most important parameter first; empty if they cannot be computed."""
 
     shares: dict[str, float]
     trials: int
-    """From how many completed trials."""
+    """Number of completed trials used."""
 
 
 def importances(columns: StudyColumns) -> Importances:
-    """How much each parameter matters."""
+    """Compute the importance of each parameter."""
     rows = np.flatnonzero(columns.complete)
     rows = rows[np.isfinite(columns.values[rows]).all(axis=1)]
     if len(columns.maximize) > 1 and len(rows) > MOST_OF_SEVERAL_OBJECTIVES:
@@ -58,7 +58,7 @@ def importances(columns: StudyColumns) -> Importances:
 
 
 def _best(losses: Floats) -> NDArray[np.bool_]:
-    """Which trials are among the best tenth; with several objectives front by front, evenly from the last one."""
+    """Return the mask of the best tenth; with several objectives front by front, evenly from the last one."""
     wanted = math.ceil(BEST * len(losses))
     if losses.shape[1] == 1:
         return np.asarray(losses[:, 0] <= np.partition(losses[:, 0], wanted - 1)[wanted - 1])
@@ -75,7 +75,7 @@ def _best(losses: Floats) -> NDArray[np.bool_]:
 
 
 def _importance(values: Floats, distribution: BaseDistribution, best: NDArray[np.bool_]) -> float:
-    """How far the parameter's values in the best trials are from those in all, where it is there at all."""
+    """Return the distance of the parameter's distribution in the best trials from that in all trials that have it."""
     there = ~np.isnan(values)
     among_best = there & best
     if distribution.single() or there.sum() < LEAST_WITH_PARAMETER or not among_best.any():
@@ -88,7 +88,7 @@ def _importance(values: Floats, distribution: BaseDistribution, best: NDArray[np
 
 
 def _counts(values: Floats, distribution: BaseDistribution) -> Ints:
-    """How often each choice, or each place on a grid over the range, was taken."""
+    """Return the count of each choice, or of each position on a grid over the range."""
     if isinstance(distribution, CategoricalDistribution):
         return np.bincount(values.astype(int), minlength=len(distribution.choices))
     assert isinstance(distribution, FloatDistribution | IntDistribution)
@@ -105,7 +105,7 @@ def _counts(values: Floats, distribution: BaseDistribution) -> Ints:
 
 
 def _density(counts: Ints, distribution: BaseDistribution) -> Floats:
-    """A smooth density on the grid: a kernel for each place that was taken, and the prior."""
+    """Return a smooth density on the grid: a kernel for each taken position, and the prior."""
     taken = np.flatnonzero(counts)
     weights = np.append(counts[taken], PRIOR)
     kernels = _choices if isinstance(distribution, CategoricalDistribution) else _normals
@@ -119,7 +119,7 @@ def _choices(taken: Rows, counts: Ints) -> Floats:
 
 
 def _normals(taken: Rows, counts: Ints) -> Floats:
-    """Normal kernels cut off at the ends of the range, as wide as Scott's rule says; the last one is the prior."""
+    """Return normal kernels truncated to the range, with Scott's bandwidth; the last one is the prior."""
     last = len(counts) - 1
     weights = counts[taken]
     total = weights.sum()
@@ -130,7 +130,7 @@ def _normals(taken: Rows, counts: Ints) -> Floats:
     third = min(len(taken) - 1, int(np.searchsorted(cumulated, total * 3 // 4, side="right")))
     width = 1.059 * min((taken[third] - taken[first]) / 1.34, spread) * total**-0.2
     centres = np.append(taken, last / 2)
-    # Nine tenths of the narrowest kernel are within its place.
+    # At least wide enough for nine tenths of a kernel to lie within its position.
     widths = np.append(np.full(len(taken), max(width, 0.5 / 1.64)), last + 1.0)
     edges = np.arange(last + 2) - 0.5
     below = 0.5 + 0.5 * _erf((edges[:, np.newaxis] - centres) / widths / math.sqrt(2)).astype(float)

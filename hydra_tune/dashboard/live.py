@@ -1,8 +1,8 @@
-"""Live updates as server-sent events: what has changed since the last message, and only that.
+"""Live updates as server-sent events, each with the changes since the last message.
 
-A stream asks the database once a second while somebody listens. Each message has the study at a glance, the trials that
-changed, and the id of the newest unit, from which a page fetches what it shows. A study that nobody runs any more sends
-`end`; the stream stays open, as the study may be resumed.
+A stream queries the database once a second while a client listens. Each message has the study at a glance, the trials
+that changed, and the id of the newest unit, from which a page fetches what it shows. When a study stops running, `end`
+is sent; the stream stays open, as the study may be resumed.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from hydra_tune.core.errors import StorageError
 from hydra_tune.dashboard import study_answers, trial_answers
 from hydra_tune.dashboard.reader import NoSuchStudy, Reader
 from hydra_tune.dashboard.routes import LARGEST, Read, StudyId
-from hydra_tune.errors import StorageError
 
 router = APIRouter(prefix="/api", tags=["live"])
 
 PAUSE_SECONDS = 1.0
 SILENCE_SECONDS = 15.0
-"""After so long without news a comment is sent, so that both ends notice a dead connection."""
+"""Seconds without news after which a comment is sent, so that both ends notice a dead connection."""
 MOST_TRIALS = 200
 
 
 class Closing:
-    """Tells all streams that the server ends, so that none of them holds it up."""
+    """Tells all streams that the server stops, so that none of them delays it."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -41,12 +41,12 @@ class Closing:
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
-        """From any thread."""
+        """Close all streams; may be called from any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def pause(self, seconds: float) -> bool:
-        """Wait; whether the server goes on."""
+        """Wait this long; False if the server stops meanwhile."""
         try:
             await asyncio.wait_for(self._event.wait(), seconds)
         except TimeoutError:
@@ -65,8 +65,8 @@ async def live(
     reader: Read,
     since: Annotated[int, Query(ge=0, le=LARGEST, description="The version of the study that is known already.")] = 0,
 ) -> StreamingResponse:
-    """Changes of a study as they happen: events `change` and `end`."""
-    # What cannot be read is said before the stream begins, with its status.
+    """Stream the changes of a study: events `change` and `end`."""
+    # Errors are reported with their status before the stream begins.
     await run_in_threadpool(_news, reader, study_id, since)
     stream = _events(request.app.state.closing, reader, study_id, since)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
@@ -87,7 +87,7 @@ async def _events(closing: Closing, reader: Reader, study_id: int, since: int) -
             yield _event("trouble", {"detail": str(error)})
         else:
             since = news["study"]["version"]
-            # The time left changes by itself; that alone is no news.
+            # The remaining time changes by itself, which is not worth a message.
             mark = {**news["study"], "eta_seconds": None}, news["last_unit"]
             if mark != told or news["trials"]:
                 yield _event("change", news)
@@ -109,7 +109,7 @@ def _news(reader: Reader, study_id: int, since: int) -> dict[str, Any]:
         changed = np.flatnonzero(view.columns.changed > since)
         return {
             "study": study_answers.study(view).model_dump(mode="json"),
-            # Of very many at once the newest are told; a page that lacks others loads anew.
+            # If very many changed, only the newest are sent; a page that lacks others reloads.
             "trials": [trial_answers.trial_row(view, int(n)).model_dump(mode="json") for n in changed[-MOST_TRIALS:]],
             "more": max(0, len(changed) - MOST_TRIALS),
             "last_unit": view.work.last_unit,

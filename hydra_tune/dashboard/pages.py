@@ -1,4 +1,4 @@
-"""Pages and their files. Every page is the same few lines of HTML; `static/app.js` draws what the address names."""
+"""Pages and their files. All pages share the same HTML; `static/app.js` draws the page of the address."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
 
+from hydra_tune.core.errors import InputError
 from hydra_tune.dashboard.routes import StudyId, TrialNumber
 from hydra_tune.dashboard.security import Policy
-from hydra_tune.errors import InputError
 
 router = APIRouter(include_in_schema=False)
 
@@ -37,14 +37,14 @@ class Asset:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """All that may be loaded, by the rest of its path: nothing else is ever looked for on the disk."""
+    """Return all files that may be loaded, by path; no other file is ever read from disk."""
     found = {name: _asset(file, name) for name, file in _static_files(files("hydra_tune.dashboard") / "static", "")}
     found[PLOTLY] = _asset(plotly_script(), PLOTLY)
     return found
 
 
 def plotly_script() -> Traversable:
-    """The script that comes with the plotly package."""
+    """Return the script of the plotly package."""
     try:
         script = files("plotly") / "package_data" / PLOTLY
     except ModuleNotFoundError as error:
@@ -53,7 +53,7 @@ def plotly_script() -> Traversable:
 
 
 def shell() -> str:
-    """The HTML of every page."""
+    """Return the HTML of every page."""
     return (files("hydra_tune.dashboard") / "static" / "index.html").read_text(encoding="utf-8")
 
 
@@ -75,7 +75,7 @@ def _asset(file: Traversable, name: str) -> Asset:
 
 @router.api_route("/static/{name:path}", methods=["GET", "HEAD"])
 def static(name: str, request: Request) -> Response:
-    """A file that pages load. Browsers ask again each time, and are told when it is the same."""
+    """Serve a file that pages load. Browsers revalidate it each time, by its tag."""
     asset = assets().get(name)
     if asset is None:
         raise HTTPException(404, "there is no such file")
@@ -87,7 +87,7 @@ def static(name: str, request: Request) -> Response:
 
 @cache
 def modules_of(page: str) -> tuple[str, ...]:
-    """The modules that a page needs, in the order in which they are found."""
+    """Return the modules that a page needs, in the order in which they are found."""
     found: list[str] = []
     waiting = ["app.js", f"pages/{page}.js"]
     while waiting:
@@ -102,7 +102,7 @@ def modules_of(page: str) -> tuple[str, ...]:
 
 
 def _page(name: str) -> HTMLResponse:
-    # A browser learns of a module when it has read the one that imports it: told of all, it asks for all at once.
+    # A browser finds an import only after reading the importing module; with this list it requests all at once.
     needed = ", ".join(f"</static/{module}>; rel=modulepreload" for module in modules_of(name))
     return HTMLResponse(shell(), headers={"cache-control": "no-cache", "link": needed})
 
@@ -143,7 +143,7 @@ def trial_page(study_id: StudyId, number: TrialNumber) -> HTMLResponse:
 
 
 class Login(BaseModel):
-    """The token, once; from then on the browser has a cookie."""
+    """The token, sent once; from then on the browser has a cookie."""
 
     token: Annotated[str, Field(max_length=1_000)]
 

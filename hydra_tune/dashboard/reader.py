@@ -1,4 +1,4 @@
-"""What the routes read through: one read-only storage, and what is worth remembering of each study."""
+"""Read access of the routes: one read-only storage, and a cached view of each study."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
 
-from hydra_tune.errors import StorageError
+from hydra_tune.core.errors import StorageError
 from hydra_tune.storage import HydraStorage, open_storage
 from hydra_tune.storage.columns import StudyColumns
 from hydra_tune.storage.details import Described, described, pool
@@ -24,7 +24,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FRESH_SECONDS = 0.25
-"""What was read so recently is not asked again: a page sends several requests at once."""
+"""Seconds for which a view is not read again: a page sends several requests at once."""
 
 
 class NoSuchStudy(KeyError):
@@ -37,7 +37,7 @@ class NoSuchTrial(KeyError):
 
 @dataclass
 class StudyView:
-    """One study, as far as it has been read. Use it through `Reader.study`, which holds its lock."""
+    """A cached study. Use it through `Reader.study`, which holds its lock."""
 
     columns: StudyColumns
     work: Work
@@ -50,7 +50,7 @@ class StudyView:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The names of the objectives."""
+        """Names of the objectives."""
         if self.described is not None:
             return self.described.metrics
         objectives = len(self.columns.maximize)
@@ -58,7 +58,7 @@ class StudyView:
 
     @property
     def worked(self) -> tuple[int, int]:
-        """Changes with every unit and every change of what is spilled."""
+        """A version that changes with every unit and every change of the spill store."""
         return self.work.last_unit, len(self.spilled.moments)
 
     @property
@@ -71,7 +71,7 @@ class StudyView:
         return number
 
     def kept(self, key: Any, compute: Callable[[], T], version: Any = None) -> T:
-        """The result of `compute`, until the trials (or what `version` counts) change."""
+        """Return the result of `compute`, cached until the trials (or `version`) change."""
         version = self.columns.version if version is None else version
         found: T | None = self.known(key, version)
         if found is None:
@@ -80,7 +80,7 @@ class StudyView:
         return found
 
     def known(self, key: Any, version: Any) -> Any:
-        """What was kept under this key for this version; None where nothing was."""
+        """Return the cached result of this key and version, or None."""
         kept = self._kept.get(key)
         return kept[1] if kept is not None and kept[0] == version else None
 
@@ -106,7 +106,7 @@ class Reader:
         self.storage.close()
 
     def read_ahead(self) -> None:
-        """Read all studies on a thread of its own, the newest first, so that no visitor waits for the first reading."""
+        """Read all studies on a separate thread, newest first, so that no visitor waits for the first read."""
         if self._ahead is not None:
             return
 
@@ -125,7 +125,7 @@ class Reader:
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """A transaction that reads."""
+        """Open a transaction for reading."""
         with self.storage.reading() as connection:
             yield connection
 
@@ -140,7 +140,7 @@ class Reader:
 
     @contextmanager
     def study(self, study_id: int) -> Iterator[StudyView]:
-        """The study as it is now; nobody else uses it meanwhile. A NoSuchStudy where there is none."""
+        """Yield the current study under its lock. Raises NoSuchStudy."""
         with self._lock:
             lock = self._locks.setdefault(study_id, threading.RLock())
         with lock:
@@ -148,7 +148,7 @@ class Reader:
 
     @contextmanager
     def study_and_work(self, study_id: int) -> Iterator[tuple[StudyView, Connection]]:
-        """The same, with the sums of its units and what was spilled, which only pages of devices and live ones need."""
+        """Yield the study with the totals of its units and the spill log, which only device and live pages need."""
         with self.study(study_id) as view, self.connection() as connection:
             if self.storage.has_hydra_tables:
                 view.work.refresh(connection)
@@ -164,7 +164,7 @@ class Reader:
                 if view is not None:
                     view.columns.refresh(connection)
             except KeyError:
-                # Deleted, or another one under the same id.
+                # Deleted, or replaced by another study with the same id.
                 view = None
                 self._views.pop(study_id, None)
             try:

@@ -1,7 +1,7 @@
 """A report: one HTML file with the dashboard's pages and the data of one study, which opens without a server.
 
-It holds the same modules as the dashboard. Each becomes a data: address in an import map, since a file cannot import
-another one beside it; and what the pages would ask the server for stands in the file as JSON.
+It contains the same modules as the dashboard. Each becomes a data: address in an import map, since a local file cannot
+import another; the server's responses are embedded in the file as JSON.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from hydra_tune.dashboard.reader import Reader, StudyView
 
 MOST_TRIALS = 1_000
 DETAILED = 50
-"""So many of the best trials and of those that failed can be opened in a report; the others are in its table only."""
+"""Number of best trials, and of failed ones, that can be opened in a report; others are only in its table."""
 BINS = 240
 _IMPORT = re.compile(r"""(from\s+|import\s*\(\s*|import\s+)(["'])(\.[^"']+)\2""")
 
 
 def write_report(url: str, name: str) -> str:
-    """The report of the study with this name, as HTML."""
+    """Return the report of the study with this name, as HTML."""
     reader = Reader(url)
     try:
         study_id = reader.study_id(name)
@@ -36,7 +36,7 @@ def write_report(url: str, name: str) -> str:
 
 
 def _answers(reader: Reader, view: StudyView) -> dict[str, Any]:
-    """What the pages of the study would ask for, by the path they would ask."""
+    """Return the responses that the study's pages need, by path."""
     base = f"/api/studies/{view.columns.study_id}"
     page = trial_answers.trial_page(view, offset=0, limit=MOST_TRIALS, sort=None, down=None, text="")
     found: dict[str, Any] = {
@@ -97,7 +97,7 @@ def _page(name: str, data: dict[str, Any]) -> str:
 
 
 def _addresses(modules: dict[str, str]) -> dict[str, str]:
-    """Each module under a name that does not depend on where it stands, with its imports changed to such names."""
+    """Return each module under an absolute name, with its imports changed to such names."""
     return {
         f"hydra-tune/{path}": _data_address("text/javascript", _with_names(path, text).encode())
         for path, text in modules.items()
@@ -117,7 +117,7 @@ def _with_names(path: str, text: str) -> str:
 
 
 def _inside(script: str) -> str:
-    """Text that may stand within a script element: nothing in it ends the element."""
+    """Escape text for use within a script element, so that nothing in it ends the element."""
     return script.replace("</", "<\\/").replace("<!--", "<\\!--")
 
 

@@ -1,4 +1,4 @@
-"""What can be asked of the dashboard: the GET routes of its JSON API. Each reads, and none changes anything."""
+"""The GET routes of the JSON API, which only read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Moment = Annotated[float | None, Query(ge=0, le=MOMENT, allow_inf_nan=False, des
 
 
 def reader_of(request: Request) -> Reader:
-    """The application's reader."""
+    """Return the application's reader."""
     reader: Reader = request.app.state.reader
     return reader
 
@@ -32,14 +32,14 @@ Read = Annotated[Reader, Depends(reader_of)]
 
 @router.get("/server", tags=["server"])
 def server(request: Request) -> answers.Server:
-    """What this dashboard is and shows."""
+    """Return facts about this dashboard."""
     found: answers.Server = request.app.state.server
     return found
 
 
 @router.get("/studies")
 def studies(reader: Read) -> list[answers.Study]:
-    """All studies, the newest first."""
+    """Return all studies, newest first."""
     found = []
     for study_id in reversed(reader.study_ids()):
         with reader.study(study_id) as view:
@@ -49,7 +49,7 @@ def studies(reader: Read) -> list[answers.Study]:
 
 @router.get("/studies/{study_id}")
 def study(study_id: StudyId, reader: Read) -> answers.StudyDetail:
-    """A study with its parameters and settings."""
+    """Return a study with its parameters and settings."""
     with reader.study(study_id) as view:
         return study_answers.study_detail(view)
 
@@ -68,14 +68,14 @@ def trials(
         str, Query(max_length=1_000, description="Such as `state:failed`, `lr<0.01`, `activation=relu`, or words.")
     ] = "",
 ) -> answers.TrialPage:
-    """A page of trials, filtered and sorted; by default the best first."""
+    """Return a page of trials, filtered and sorted; by default the best first."""
     with reader.study(study_id) as view:
         return trial_answers.trial_page(view, offset=offset, limit=limit, sort=sort, down=descending, text=filter)
 
 
 @router.get("/studies/{study_id}/trials/{number}")
 def trial(study_id: StudyId, number: TrialNumber, reader: Read) -> answers.TrialDetail:
-    """Everything about one trial."""
+    """Return everything about one trial."""
     with reader.study(study_id) as view, reader.connection() as connection:
         view.check_trial(number)
         return trial_answers.trial_detail(connection, view, number, reader.storage.has_hydra_tables)
@@ -85,7 +85,7 @@ def trial(study_id: StudyId, number: TrialNumber, reader: Read) -> answers.Trial
 def history(
     study_id: StudyId, reader: Read, objective: Annotated[int, Query(ge=0, le=99)] = 0
 ) -> answers.History:  # fmt: skip
-    """Values by trial, and the best so far."""
+    """Return values by trial, and the best so far."""
     with reader.study(study_id) as view:
         chosen = min(objective, len(view.columns.maximize) - 1)
         return view.kept(("history", chosen), lambda: chart_answers.history(view, chosen))
@@ -95,42 +95,42 @@ def history(
 def reports(
     study_id: StudyId, reader: Read, limit: Annotated[int, Query(ge=1, le=200)] = 40
 ) -> list[answers.ReportCurve]:
-    """Intermediate values of the running, the best and the latest trials."""
+    """Return intermediate values of the running, the best and the latest trials."""
     with reader.study(study_id) as view, reader.connection() as connection:
         return chart_answers.report_curves(connection, view, limit)
 
 
 @router.get("/studies/{study_id}/sample", tags=["charts"])
 def sample(study_id: StudyId, reader: Read, limit: Annotated[int, Query(ge=10, le=5_000)] = 800) -> answers.Sample:
-    """Completed trials with their parameters, for parallel coordinates and slices."""
+    """Return completed trials with their parameters, for parallel coordinates and slices."""
     with reader.study(study_id) as view:
         return view.kept(("sample", limit), lambda: chart_answers.sample(view, limit))
 
 
 @router.get("/studies/{study_id}/importances", tags=["charts"])
 def importances(study_id: StudyId, reader: Read) -> answers.Importances:
-    """How much each parameter matters for being among the best tenth (PED-ANOVA)."""
+    """Return the importance of each parameter for being among the best tenth (PED-ANOVA)."""
     with reader.study(study_id) as view:
         return view.kept("importances", lambda: chart_answers.importances(view))
 
 
 @router.get("/studies/{study_id}/pareto", tags=["charts"])
 def pareto(study_id: StudyId, reader: Read) -> answers.Pareto:
-    """The Pareto front of a study with several objectives."""
+    """Return the Pareto front of a study with several objectives."""
     with reader.study(study_id) as view:
         return view.kept("pareto", lambda: chart_answers.pareto(view))
 
 
 @router.get("/studies/{study_id}/failures", tags=["charts"])
 def failures(study_id: StudyId, reader: Read) -> list[answers.FailureReason]:
-    """Why trials ended without a value."""
+    """Return the reasons for which trials ended without a value."""
     with reader.study(study_id) as view:
         return view.kept("failures", lambda: chart_answers.failures(view))
 
 
 @router.get("/studies/{study_id}/devices", tags=["devices"])
 def devices(study_id: StudyId, reader: Read) -> answers.Devices:
-    """The pool, its utilisation, and the makespan against its lower bound."""
+    """Return the devices, their utilisation, and the makespan with its lower bound."""
     with reader.study_and_work(study_id) as (view, _):
         return view.kept("devices", lambda: device_answers.devices(view), version=view.worked)
 
@@ -143,7 +143,7 @@ def timeline(
     end: Moment = None,
     bins: Annotated[int, Query(ge=1, le=2_000)] = 300,
 ) -> answers.Timeline:
-    """What ran where in a stretch of time: units, or bins where there are too many; and each device over time."""
+    """Return the units in a stretch of time, or bins if there are too many, and each device over time."""
     with reader.study_and_work(study_id) as (view, connection):
         compute = partial(device_answers.timeline, connection, view, start, end, bins)
         if start is not None or end is not None:
@@ -155,7 +155,7 @@ def timeline(
 def units(
     study_id: StudyId, reader: Read, after: Annotated[int, Query(ge=0, le=LARGEST)]
 ) -> list[answers.UnitRow] | None:
-    """Units newer than unit `after`, for a timeline that goes on; null where they are too many."""
+    """Return units newer than unit `after`, for a growing timeline; null if they are too many."""
     with reader.study_and_work(study_id) as (view, connection):
         return device_answers.new_units(connection, view, after) if view.work.units else []
 
@@ -164,7 +164,7 @@ def units(
 def events(
     study_id: StudyId, reader: Read, limit: Annotated[int, Query(ge=1, le=1_000)] = 100
 ) -> list[answers.EventRow]:
-    """What happened in the study, newest first."""
+    """Return the events of the study, newest first."""
     with reader.study(study_id), reader.connection() as connection:
         if not reader.storage.has_hydra_tables:
             return []

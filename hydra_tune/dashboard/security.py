@@ -1,8 +1,8 @@
-"""Which requests are answered at all, and the headers that every answer carries.
+"""Decides which requests are answered, and adds the headers of every response.
 
-A dashboard on a loopback address is not private by that alone: any page in the user's browser may send it requests, and
-by DNS rebinding may read the answers. So a request is judged before any route sees it (`judge`, pure), and what is not
-expressly public needs the token wherever one is set.
+A loopback address alone does not make a dashboard private: any page in the user's browser may send it requests, and by
+DNS rebinding may read the responses. So every request is judged before any route sees it (`judge`, pure), and
+everything not public needs the token if one is set.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ METHODS = ("GET", "HEAD", "POST", "PUT")
 READS = {"allow": "GET, HEAD"}
 LARGEST_BODY = 64 * 1024
 PUBLIC = frozenset({"/login", "/api/login"})
-"""What may be asked without the token; static files too, which say nothing of any study."""
+"""Paths that need no token; neither do static files, which hold no data of studies."""
 STATIC = "/static/"
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'", "script-src 'self'", "connect-src 'self'", "img-src 'self' data: blob:",
-        # Plotly places its labels with style attributes; a style can at worst look wrong.
+        # Plotly positions its labels with style attributes; at worst a style looks wrong.
         "style-src 'self' 'unsafe-inline'", "base-uri 'none'", "form-action 'self'", "frame-ancestors 'none'",
     )
 )  # fmt: skip
@@ -50,10 +50,10 @@ HEADERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Who may do what."""
+    """The hosts, token and actions that requests are checked against."""
 
     hosts: frozenset[str]
-    """Names and addresses that the Host header may have, in lower case."""
+    """Allowed names and addresses in the Host header, in lower case."""
     token: str | None = None
     actions: bool = False
     cookie: str = "hydra_tune"
@@ -64,22 +64,22 @@ class Policy:
 
     @property
     def cookie_value(self) -> str:
-        """What a browser keeps: proves the token without being it."""
+        """Value of the browser's cookie: proves knowledge of the token without containing it."""
         return hmac.new((self.token or "").encode(), b"hydra-tune dashboard cookie", hashlib.sha256).hexdigest()
 
     def admits(self, headers: Mapping[str, str]) -> bool:
-        """Whether the request carries the token, in its cookie or as `Authorization: Bearer`."""
+        """True if the request carries the token, in its cookie or as `Authorization: Bearer`."""
         if self.token is None:
             return True
         return self.bearer(headers) or self._same(self._cookie(headers), self.cookie_value)
 
     def bearer(self, headers: Mapping[str, str]) -> bool:
-        """Whether the request names the token itself, which no page of another site can make a browser do."""
+        """True if the request has the token itself, which no page of another site can make a browser send."""
         scheme, _, given = headers.get("authorization", "").partition(" ")
         return self.token is not None and scheme.lower() == "bearer" and self.knows(given.strip())
 
     def knows(self, given: str) -> bool:
-        """Whether this is the token."""
+        """True if `given` is the token."""
         return self.token is not None and self._same(given, self.token)
 
     def _cookie(self, headers: Mapping[str, str]) -> str:
@@ -96,7 +96,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a request is not answered."""
+    """The reason why a request is not answered."""
 
     status: HTTPStatus
     detail: str
@@ -104,7 +104,7 @@ class Refusal:
 
 
 def judge(policy: Policy, method: str, path: str, scheme: str, headers: Mapping[str, str]) -> Refusal | None:
-    """None where the request may go on; the order is from what anybody may learn to what few may."""
+    """Return None if the request is allowed, otherwise the refusal; checks that reveal least come first."""
     host = headers.get("host", "")
     if host_name(host) not in policy.hosts:
         return Refusal(HTTPStatus.FORBIDDEN, "this Host is not served here; use the address that the server printed")
@@ -124,14 +124,14 @@ def judge(policy: Policy, method: str, path: str, scheme: str, headers: Mapping[
         return None
     if not public and not policy.actions:
         return Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "actions need `hydra-tune dashboard --allow-actions`", READS)
-    # Browsers name the origin of every such request; who names none must show the token itself.
+    # Browsers send an origin with every such request; clients without one must send the token itself.
     if origin is None and not policy.bearer(headers):
         return Refusal(HTTPStatus.FORBIDDEN, "a request that changes something needs an Origin or the token")
     return None
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without its port: which one it is makes no difference to rebinding."""
+    """Return the name in a Host header, without its port, which does not matter for rebinding."""
     text = host.strip().lower()
     if text.startswith("["):
         return text[1:].partition("]")[0]
@@ -139,7 +139,7 @@ def host_name(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server on this address is reached from this machine only."""
+    """True if a server on this address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -149,7 +149,7 @@ def is_loopback(host: str) -> bool:
 
 
 def hosts_for(host: str, also: tuple[str, ...] = ()) -> frozenset[str]:
-    """The names by which a server on `host` may be called."""
+    """Return the names by which a server on `host` may be called."""
     names = {"localhost", "127.0.0.1", "::1", host.lower(), *(name.lower() for name in also)}
     if host in ("0.0.0.0", "::", ""):
         names.discard(host)
@@ -171,11 +171,11 @@ def _body_size(headers: Mapping[str, str]) -> int:
 
 
 class _TooLarge(Exception):
-    """A body without a declared length went on too long."""
+    """A body without a declared length exceeded the limit."""
 
 
 class Guard:
-    """The policy around an application: nothing reaches a route that `judge` refuses."""
+    """The policy around an application: requests refused by `judge` reach no route."""
 
     def __init__(self, app: ASGIApp, policy: Policy) -> None:
         self.app = app
@@ -186,7 +186,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # websockets are not spoken here
+            return  # websockets are not supported
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
         too_large = False
@@ -199,7 +199,7 @@ class Guard:
             await send(message)
 
         async def unless_too_large(message: Message) -> None:
-            if not too_large:  # else what the application makes of the broken body is not its answer
+            if not too_large:  # otherwise the application's response to the broken body is dropped
                 await with_headers(message)
 
         async def counted() -> Message:
@@ -216,7 +216,7 @@ class Guard:
             try:
                 await self.app(scope, counted, unless_too_large)
             except _TooLarge:
-                logger.debug("a body without a declared length went on too long")
+                logger.debug("a request body without a declared length exceeds the limit")
             if not too_large:
                 return
             refusal = Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {LARGEST_BODY} bytes")

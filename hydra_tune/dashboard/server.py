@@ -1,4 +1,4 @@
-"""Serving the dashboard: what is wrong with its options is found here, before anything listens."""
+"""Serves the dashboard; invalid options are reported before anything listens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from hydra_tune.errors import InputError, quoted
+from hydra_tune.core.errors import InputError, quoted
 
 if TYPE_CHECKING:
     from hydra_tune.dashboard.security import Policy
@@ -22,7 +22,7 @@ MISSING = "pip install 'hydra-tune[dashboard]'"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How the dashboard is to be served."""
+    """Options for serving the dashboard."""
 
     url: str
     host: str = "127.0.0.1"
@@ -34,13 +34,13 @@ class Options:
 
 
 def serve(options: Options) -> None:
-    """Serve until interrupted. Prints the address once it can be opened."""
+    """Serve until interrupted. Print the address once it can be opened."""
     with _saying_what_is_missing():
         from hydra_tune.dashboard.reader import Reader
 
         policy = make_policy(options)
     with _listen(options.host, options.port) as listener, closing(Reader(options.url)) as reader:
-        # The trials of a large study and the packages of a server take about as long: one does not wait for the other.
+        # Reading a large study takes about as long as importing the server's packages: do both at once.
         reader.read_ahead()
         with _saying_what_is_missing():
             import uvicorn
@@ -52,7 +52,7 @@ def serve(options: Options) -> None:
 
         class Server(uvicorn.Server):
             def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-                app.state.closing.close()  # open streams would hold the server up
+                app.state.closing.close()  # open streams would delay the shutdown
                 super().handle_exit(sig, frame)
 
         config = uvicorn.Config(
@@ -76,7 +76,7 @@ def _saying_what_is_missing() -> Iterator[None]:
 
 
 def make_policy(options: Options) -> Policy:
-    """Who may do what; an InputError where that would be anybody."""
+    """Return the policy; raises InputError if it would admit anybody."""
     from hydra_tune.dashboard.security import Policy, hosts_for, is_loopback
     from hydra_tune.dashboard.tokens import token_of
 
@@ -94,8 +94,8 @@ def make_policy(options: Options) -> Policy:
 
 
 def default_token_file(url: str) -> Path:
-    """Beside the database's files."""
-    from hydra_tune.files import files_directory
+    """Return the default token file, beside the database's files."""
+    from hydra_tune.coordinator.files import files_directory
 
     folder = files_directory(url)
     folder.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def _announce(options: Options, address: str, token: str | None) -> None:
     print(f"dashboard of {masked(options.url)}: {address}", file=sys.stderr)
     if token is not None:
         place = options.token_file or default_token_file(options.url)
-        # After the # it is neither sent nor logged; the page takes it from there.
+        # The part after the # is neither sent nor logged; the page reads it there.
         print(f"log in with {address}login#{token} (the token is in {place})", file=sys.stderr)
     print("Ctrl-C ends it", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""Studies as the API tells them."""
+"""Studies as response models."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hydra_tune.storage.columns import UNFINISHED
 
 
 def study(view: StudyView) -> answers.Study:
-    """A study at a glance."""
+    """Return a study at a glance."""
     return answers.Study(**_at_a_glance(view))
 
 
 def study_detail(view: StudyView) -> answers.StudyDetail:
-    """A study with its space and settings."""
+    """Return a study with its parameters and settings."""
     columns, record, lease = view.columns, view.described, view.lease
     strategies = Counter(word for word in columns.words("strategy") if word)
     runner = None
@@ -41,7 +41,7 @@ def study_detail(view: StudyView) -> answers.StudyDetail:
 
 
 def parameter(name: str, distribution: BaseDistribution) -> answers.Parameter:
-    """A parameter's range."""
+    """Return a parameter with its range."""
     if isinstance(distribution, CategoricalDistribution):
         return answers.Parameter(name=name, kind="categorical", choices=plain(list(distribution.choices)))
     assert isinstance(distribution, FloatDistribution | IntDistribution)
@@ -86,7 +86,7 @@ def _state(view: StudyView, finished: int, planned: int | None) -> str:
 
 
 def _eta(view: StudyView, finished: int, planned: int | None) -> float | None:
-    """At the pace of this run: an earlier one may have had other devices."""
+    """Estimate the seconds left at the pace of this run: an earlier one may have had other devices."""
     if not view.running or view.lease is None or planned is None or finished >= planned:
         return None
     since = view.lease.taken.replace(tzinfo=UTC).timestamp()

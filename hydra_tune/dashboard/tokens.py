@@ -7,13 +7,13 @@ import secrets
 import stat
 from pathlib import Path
 
-from hydra_tune.errors import InputError, quoted
+from hydra_tune.core.errors import InputError, quoted
 
 SHORTEST = 16
 
 
 def token_of(path: Path) -> str:
-    """The token in the file; a new one where there is no file yet. An InputError where others could read it."""
+    """Return the token in the file, creating one if there is no file. Raises InputError if others could read it."""
     shown = quoted(str(path), limit=200)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,4 +1,4 @@
-"""Trials as the API tells them: rows of a list, and one in full."""
+"""Trials as response models: rows of a list, and one in full."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MOVED = ("communicated_bytes", "spill_read_bytes", "spill_written_bytes")
 
 
 def trial_row(view: StudyView, number: int) -> answers.TrialRow:
-    """A trial in a list."""
+    """Return a trial as a row of a list."""
     return answers.TrialRow(**_row(view, number))
 
 
 def trial_page(
     view: StudyView, *, offset: int, limit: int, sort: str | None, down: bool | None, text: str
 ) -> answers.TrialPage:
-    """Some trials; by default the best first, and with several objectives the newest first."""
+    """Return a page of trials; by default the best first, and with several objectives the newest first."""
     columns = view.columns
     rows = np.flatnonzero(matching(columns, view.metrics, text))
     if sort is None and len(columns.maximize) == 1:
@@ -46,7 +46,7 @@ def trial_page(
 
 
 def _best_first(view: StudyView, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Completed trials by value, then the others: a pruned one's last report is no result."""
+    """Sort completed trials by value, then the others: a pruned trial's last report is no result."""
     columns = view.columns
     done = columns.complete[rows]
     best = ordered(columns, view.metrics, rows[done], "value", columns.maximize[0])
@@ -54,7 +54,7 @@ def _best_first(view: StudyView, rows: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def trial_detail(connection: Connection, view: StudyView, number: int, ours: bool) -> answers.TrialDetail:
-    """Everything about one trial; `ours` says whether our own tables are there."""
+    """Return everything about one trial; `ours` is True if Hydra Tune's own tables exist."""
     columns = view.columns
     trial_id = int(columns.ids[number])
     reports = details.reports(connection, [trial_id]).get(trial_id, [])
@@ -75,7 +75,7 @@ def trial_detail(connection: Connection, view: StudyView, number: int, ours: boo
 
 
 def curve(name: str, points: list[tuple[int, float]]) -> answers.Curve:
-    """A line of a chart."""
+    """Return a line of a chart."""
     return answers.Curve(name=name, x=[x for x, _ in points], y=[plain(y) for _, y in points])
 
 

@@ -1,6 +1,6 @@
-"""Messages over a socket between the coordinator and a worker: pickles with their length before them.
+"""Messages over a socket between the coordinator and a worker: length-prefixed pickles.
 
-Both ends send from several threads and read from one. The coordinator's event loop takes whatever has arrived without
+Both ends send from several threads and read from one. The coordinator's event loop reads available messages without
 waiting; a worker waits for the next message.
 """
 
@@ -17,11 +17,11 @@ _CHUNK = 1 << 16
 
 
 class Closed(Exception):
-    """The other end is gone."""
+    """The other end of the channel is closed."""
 
 
 class Channel:
-    """One end of the line."""
+    """One end of a socket for pickled messages."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -32,7 +32,7 @@ class Channel:
         return self._line.fileno()
 
     def send(self, message: object) -> None:
-        """Send a message; what cannot be pickled raises before anything is sent."""
+        """Send a message; raise before sending anything if it cannot be pickled."""
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
         with self._sending:
             try:
@@ -41,13 +41,13 @@ class Channel:
                 raise Closed from error
 
     def receive(self) -> Any:
-        """Wait for the next message."""
+        """Wait for the next message and return it."""
         while (message := self._take()) is None:
             self._read(0)
         return pickle.loads(message)
 
     def receive_ready(self) -> list[bytes]:
-        """All messages that have arrived, still pickled, without waiting."""
+        """Return all messages that have arrived, still pickled, without waiting."""
         try:
             self._read(socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -72,7 +72,7 @@ class Channel:
         self._arrived += data
 
     def _take(self) -> bytes | None:
-        """The next whole message in the buffer, taken out of it."""
+        """Remove and return the next complete message in the buffer; None if there is none."""
         if len(self._arrived) < _LENGTH.size:
             return None
         end = _LENGTH.size + _LENGTH.unpack_from(self._arrived)[0]

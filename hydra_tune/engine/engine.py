@@ -1,41 +1,33 @@
-"""The engine loop: it keeps the ready units of all trials and hands them to workers as slots fall free.
+"""The engine: runs the units of all trials on workers and follows each unit to its end.
 
-Each worker has a running slot and a next slot, so that it never waits for the coordinator between two units. A worker
-that ends is replaced. Its unit fails with WorkerLost where it is awaited, and whoever awaits it decides what then; a
-unit that it had not started goes to another worker. A unit that shows no sign of life until its deadline is hung: its
-worker writes its stacks and is killed, and a result that comes all the same is refused.
+`Dispatch` chooses the worker of each unit. Each worker has a running slot and a next slot, so that it never waits for
+the coordinator between two units. A worker that ends is replaced. The unit it ran fails with WorkerLost, and the caller
+that awaits the unit decides how to go on; a unit that it had not started goes to another worker. A unit that shows no
+sign of life before its deadline is hung: its worker dumps its stacks and is killed, and a late result is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import os
-import sys
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import pickle
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hydra_tune.devices import Device
+from hydra_tune.core.devices import Device
+from hydra_tune.core.errors import WorkerLost
 from hydra_tune.engine import messages
-from hydra_tune.engine.gangs import Gang, Seat, Seats, store_path
+from hydra_tune.engine.dispatch import Dispatch
+from hydra_tune.engine.gangs import Gang, Seat, store_path
 from hydra_tune.engine.jobs import CallReply, Job, Load, Observer, WorkerState
-from hydra_tune.engine.process import WorkerProcess
-from hydra_tune.engine.reaper import Reaper
-from hydra_tune.engine.scheduler import POLICIES, Policy, Ready, ReadyUnits
+from hydra_tune.engine.pool import WorkerPool
+from hydra_tune.engine.scheduler import POLICIES, SLOTS, Policy
 from hydra_tune.engine.unit import Failure, Memory, Role, Unit, UnitFailed, UnitHung, UnitResult
-from hydra_tune.errors import HydraTuneError, WorkerLost
 
 logger = logging.getLogger(__name__)
 
-SLOTS = 2
-"""One unit that runs and one that waits at the worker."""
-AHEAD = 8
-"""Units at a worker at most, where they all wait there: what is sent to one that hangs must fit into its socket."""
 GANG_GRACE = 10.0
-"""Seconds in which the members of a gang end by themselves when one of them failed; then they are killed."""
-STILLBORN_LIMIT = 3
-"""Workers of one device that end before they are ready, one after another, before the engine gives up."""
+"""Seconds that members of a gang get to end after one of them failed; then they are killed."""
 
 
 class Engine:
@@ -55,81 +47,58 @@ class Engine:
         slots_alone: int | None = None,
         warm: Mapping[Role, Sequence[str]] | None = None,
     ) -> None:
-        """`expect` is how many units are likely to be ready at once: so many workers start now, others when needed.
+        """Start `expect` workers, the number of units likely to be ready at once; others start when needed.
 
-        With `slots=1` a worker gets its next unit only when it is idle: a policy that would rather stay with a trial
-        can then wait for that trial's next unit, and of several trials in stages none is kept waiting by a unit of
-        another that was handed out too early. `slots_alone` holds while only one trial has units. Workers of
-        each role import the modules in `warm` before their first unit comes.
+        With `slots=1` a worker gets its next unit only when it is idle. A policy that prefers to stay with a trial can
+        then wait for that trial's next unit, and no trial in stages waits behind a unit of another trial that was
+        handed out too early. `slots_alone` applies while only one trial has units. Workers of each role import the
+        modules in `warm` before their first unit.
         """
         self.devices = tuple(devices)
         self.observer = observer
         self.directory = directory
-        self.python_path = (*python_path, *sys.path)
-        self._expect = len(self.devices) if expect is None else min(expect, len(self.devices))
-        self._workers: dict[int, WorkerState] = {}
-        self._waiting: dict[Hashable, Job] = {}
-        self._ready = ReadyUnits(policy)
-        self._seats = Seats()
-        self._slots = slots
-        self._slots_alone = slots if slots_alone is None else slots_alone
-        self._warm = warm or {}
-        self.overflow = tuple(overflow)
-        self._home: dict[str, int] = {}
-        """The worker that ran an attempt's last unit."""
-        self._ids = itertools.count()
-        self._turn = itertools.count()
-        self._last_turn: dict[str, int] = {}
-        self._stillborn: dict[str, int] = {}
-        self._broken: HydraTuneError | None = None
-        self._watchers: set[asyncio.Task[None]] = set()
-        self._closing = False
+        self._expect = len(self.devices) if expect is None else expect
+        self._pool = WorkerPool(
+            devices, observer, directory=directory, overflow=overflow, python_path=python_path, warm=warm or {},
+            on_message=self._on_message, on_lost=self._on_lost,
+        )  # fmt: skip
+        self._workers = self._pool.workers
+        self._dispatch = Dispatch(self._pool, policy, slots=slots, slots_alone=slots_alone, send=self._send)
         self._freed = asyncio.Event()
-        """Set when an attempt gives up what it held of a device."""
+        """Set when an attempt frees device memory."""
 
     async def __aenter__(self) -> Engine:
-        self._reaper = Reaper()
-        for device in self.devices[: self._expect]:
-            self._start_worker(Role.DEVICE, device)
+        await self._pool.open(self._expect)
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
-        self._closing = True
-        for worker in self._workers.values():
-            worker.process.kill()
-        try:
-            await asyncio.gather(*self._watchers)
-        finally:
-            self._reaper.close()
+        await self._pool.close()
 
     @property
     def in_stages(self) -> bool:
-        """Whether its policy is for trials whose every unit has its worker."""
-        return self._ready.policy.in_stages
+        """True if the scheduling policy is for trials whose every unit is bound to a worker."""
+        return self._dispatch.in_stages
 
     async def run(self, unit: Unit) -> UnitResult:
-        """Run `unit` on the first worker that may take it. Raises UnitFailed or WorkerLost."""
+        """Run `unit` on the first worker that may take it. Raises UnitFailed, UnitHung or WorkerLost."""
         job = self._job(unit)
-        self._enqueue(job)
-        self._dispatch()
+        self._dispatch.add(job)
+        self._dispatch.now()
         try:
             return await job.future
         finally:
             self._forget(job)
 
     async def run_gang(self, units: Sequence[Unit]) -> list[UnitResult]:
-        """Run `units` at the same time, each on a device of its own, as the ranks of one torch.distributed group.
+        """Run `units` at the same time, each on a separate device, as the ranks of one torch.distributed group.
 
-        When one fails, all do; what is raised is the failure that the others follow from.
+        If one fails, all fail; the exception raised is the original failure.
         """
         assert 0 < len(units) <= len(self.devices), "a gang has a device for each member"
         jobs = [self._job(unit) for unit in units]
         gang = Gang({job.id: job.unit.worker for job in jobs}, store_path(self.directory, jobs[0].id))
-        self._seats.add(gang)
-        for job in jobs:
-            job.gang = gang
-            self._enqueue(job)
-        self._dispatch()
+        self._dispatch.add_gang(gang, jobs)
+        self._dispatch.now()
         try:
             await asyncio.wait([job.future for job in jobs], return_when=asyncio.FIRST_EXCEPTION)
             await self._end_gang(gang, jobs)
@@ -137,18 +106,18 @@ class Engine:
         finally:
             for job in jobs:
                 self._forget(job)
-            self._hand_out_seats(self._seats.leave(gang))
+            self._dispatch.leave(gang)
             Path(gang.store).unlink(missing_ok=True)
 
     async def _end_gang(self, gang: Gang, jobs: Sequence[Job]) -> None:
-        """Where a member failed: let the others end, and raise the failure that theirs follow from."""
+        """If a member failed, wait for or kill the others and raise the original failure."""
         failed = [job for job in jobs if job.future.done() and job.future.exception() is not None]
         if failed and gang.started:
-            # They have lost their connection to it; one that waits for it all the same is ended.
+            # The others have lost their connection to the failed member; those that still wait for it are killed.
             others = [job.future for job in jobs if not job.future.done()]
             if others:
                 await asyncio.wait(others, timeout=GANG_GRACE)
-            # Not those that are about to be killed: their end follows from the failure.
+            # Computed before the kills below: deaths by those kills are not the original failure.
             failed = [job for job in jobs if job.future.done() and job.future.exception() is not None]
             for worker in list(self._workers.values()):
                 if any(job.id in worker.jobs and not job.future.done() for job in jobs):
@@ -160,167 +129,119 @@ class Engine:
             raise error
 
     def _job(self, unit: Unit) -> Job:
-        if self._broken is not None:
-            raise self._broken
+        if self._pool.broken is not None:
+            raise self._pool.broken
         if unit.worker is not None and unit.worker not in self._workers:
             raise WorkerLost(f"the worker that held trial {unit.trial} is gone")
         if unit.role is Role.BUILDER:
-            self._ensure_builder()
-        return Job(next(self._ids), unit, asyncio.get_running_loop().create_future(), next(self._turn))
+            self._pool.ensure_builder()
+        return self._dispatch.new_job(unit)
 
     def workers_of_all_devices(self) -> tuple[int, ...]:
-        """A worker of each device, in their order; those that are not there yet are started."""
-        found = {worker.device: worker.id for worker in self._workers.values() if worker.role is Role.DEVICE}
-        for device in self.devices:
-            if device not in found:
-                self._start_worker(Role.DEVICE, device)
-        found = {worker.device: worker.id for worker in self._workers.values() if worker.role is Role.DEVICE}
-        return tuple(found[device] for device in self.devices)
+        """Return a worker id for each device, in device order; start missing workers."""
+        return self._pool.of_all_devices()
+
+    def warm_up(self, warm: Mapping[Role, Sequence[str]]) -> None:
+        """Make workers that start from now on import these modules too."""
+        self._pool.warm_up(warm)
 
     async def reserve(self, attempt: str, memory: Memory) -> None:
-        """Wait until every device has room for an attempt, and keep it for it: parts of it go to all of them."""
+        """Wait until every device has this much free, then reserve it for the attempt."""
         self.workers_of_all_devices()
         while min(self.room(attempt)) < memory.needs:
             self._freed.clear()
             await self._freed.wait()
-        for worker in self._workers.values():
-            if worker.role is Role.DEVICE:
-                worker.held[attempt] = memory
-                worker.resident.add(attempt)  # so that it is dropped there too
+        for worker in self._pool.of_role(Role.DEVICE):
+            worker.held[attempt] = memory
+            worker.resident.add(attempt)  # so that `drop` reaches this worker too
 
     def let_go(self, attempt: str) -> None:
-        """An attempt needs its place on no device for the time being; what it has there can be spilled."""
+        """Release an attempt's device memory for now; its state there may be spilled."""
         for worker in self._workers.values():
             worker.held.pop(attempt, None)
         self._freed.set()
-        if self._waiting:
-            # After whoever let go: its next unit is then among those to choose from.
-            asyncio.get_running_loop().call_soon(self._dispatch)
+        if self._dispatch.waiting:
+            self._dispatch.soon()
 
     @property
     def builder(self) -> int | None:
-        """The builder's worker, where there is one."""
-        return next((worker.id for worker in self._workers.values() if worker.role is Role.BUILDER), None)
+        """Worker id of the builder, or None."""
+        return next((worker.id for worker in self._pool.of_role(Role.BUILDER)), None)
 
     def room(self, attempt: str) -> tuple[int, ...]:
-        """What others leave of each device, in their order, as far as it is known what they hold."""
-        beside = {w.device: w.free_beside(attempt) for w in self._workers.values() if w.role is Role.DEVICE}
+        """Return the bytes of each device, in device order, that other attempts are known to leave free."""
+        beside = {worker.device: worker.free_beside(attempt) for worker in self._pool.of_role(Role.DEVICE)}
         return tuple(beside.get(device, device.memory) for device in self.devices)
 
     def load(self, attempt: str) -> Load:
-        """How busy the devices are, as an attempt sees it that could do with more or fewer of them."""
-        workers = [worker for worker in self._workers.values() if worker.role is Role.DEVICE]
-        idle = len(self.devices) - sum(bool(worker.jobs) for worker in workers)
-        given = [job for worker in workers for job in worker.jobs.values() if not job.started]
-        others = [job for job in (*self._waiting.values(), *given) if job.unit.attempt != attempt]
-        held = [job for worker in workers for job in worker.jobs.values()]
-        attempts = {job.unit.attempt for job in (*self._waiting.values(), *held)} - {attempt}
-        return Load(idle, sum(job.unit.role is Role.DEVICE for job in others), len(attempts))
+        """Return the load of the devices, apart from the given attempt."""
+        return self._dispatch.load(attempt)
 
     def is_busy(self, worker: int) -> bool:
-        """Whether a worker runs a unit, or one waits that it may run."""
+        """True if a worker runs a unit, or if a unit waits that the worker may run."""
         state = self._workers.get(worker)
         if state is None:
             return False
-        waiting = (job.unit for job in self._waiting.values() if job.unit.role is state.role)
+        waiting = (job.unit for job in self._dispatch.waiting.values() if job.unit.role is state.role)
         return bool(state.jobs) or any(unit.worker in (None, worker) for unit in waiting)
 
     def drop(self, attempt: str, role: Role | None = None) -> None:
-        """Free what workers hold for an attempt, at once; with a `role`, only those of that kind."""
+        """Free the state that workers hold for an attempt, at once; with a `role`, only in workers of that role."""
         if role is None:
-            self._last_turn.pop(attempt, None)
-            self._home.pop(attempt, None)
+            self._dispatch.forget(attempt)
         for worker in self._workers.values():
             if attempt in worker.resident and role in (None, worker.role):
                 worker.resident.discard(attempt)
                 worker.held.pop(attempt, None)
                 worker.process.send(messages.Drop(attempt))
         self._freed.set()
-        if self._waiting and not self._closing:
-            self._dispatch()  # somebody may have waited for the room
+        if self._dispatch.waiting and not self._pool.closing:
+            self._dispatch.now()  # a unit may have waited for the memory
 
     def _forget(self, job: Job) -> None:
-        """After a job ended or its caller gave up: take it out of the queue, or out of its worker's next slot."""
-        self._dequeue(job)
+        """Remove a job that ended or was given up from the queue, or from its worker's next slot."""
+        self._dispatch.discard(job)
         for worker in self._workers.values():
             if job.id in worker.jobs:
                 if job.gang is not None and not job.gang.started:
-                    del worker.jobs[job.id]  # the worker has not heard of it
+                    del worker.jobs[job.id]  # the worker has not received the unit
                 else:
                     worker.process.send(messages.Withdraw(job.id))
 
     # Workers
 
-    def _start_worker(self, role: Role, device: Device) -> None:
-        id = next(self._ids)
-        setup = messages.Setup(
-            worker=id, device=device.name, torch_device=device.torch_device, memory=device.memory,
-            threads=device.threads, directory=self.directory, overflow=self.overflow, sys_path=self.python_path,
-            cwd=os.getcwd(), warm=tuple(self._warm.get(role, ())),
-        )  # fmt: skip
-        process = WorkerProcess(
-            setup,
-            on_message=lambda message: self._on_message(worker, message),
-            on_line=lambda line: self.observer.worker_line(device.name, line),
-            reaper=self._reaper,
-        )
-        worker = WorkerState(id, role, device, process)
-        self._workers[id] = worker
-        process.start()
-        watcher = asyncio.create_task(self._watch(worker), name=f"watch {device.name}")
-        self._watchers.add(watcher)
-        watcher.add_done_callback(self._watchers.discard)
-
-    def _start_needed_workers(self) -> None:
-        free = [job for job in self._waiting.values() if job.unit.role is Role.DEVICE and job.unit.worker is None]
-        devices = [worker for worker in self._workers.values() if worker.role is Role.DEVICE]
-        started = {worker.device for worker in devices}
-        lacking = len(free) - sum(not worker.jobs for worker in devices)
-        for device in [device for device in self.devices if device not in started][: max(0, lacking)]:
-            self._start_worker(Role.DEVICE, device)
-
-    def _ensure_builder(self) -> None:
-        if not any(worker.role is Role.BUILDER for worker in self._workers.values()):
-            self._start_worker(Role.BUILDER, Device("builder", "cpu", memory=0, threads=self.devices[0].threads))
-
-    async def _watch(self, worker: WorkerState) -> None:
-        """Wait for a worker's end; then fail what it had and start another in its place."""
-        await worker.process.closed()
-        del self._workers[worker.id]
+    def _on_lost(self, worker: WorkerState, reason: str) -> None:
+        """Fail the units that a lost worker had begun, and enqueue the others again."""
         self._freed.set()
-        how = worker.process.reap()
-        if self._closing:
+        if self._pool.closing:
             return
-        reason = f"worker {worker.device.name} (pid {worker.process.pid}) {how}"
-        logger.info("%s", reason)
-        self.observer.worker_lost(worker.device.name, reason)
-        self._replace(worker, reason)
         for job in worker.jobs.values():
             job.quiet()
             if job.gang is not None and not job.gang.started:
-                del job.gang.taken[job.id]  # somebody else may take the seat
+                del job.gang.taken[job.id]  # another worker may take the seat
             begun = job.started or (job.gang is not None and job.gang.started)
             if not begun and not job.future.done():
-                self._enqueue(job)
-        for job in [*worker.jobs.values(), *self._waiting.values()]:
-            bound = job.unit.worker == worker.id or job.id not in self._waiting
-            if self._broken is not None or bound:
-                self._fail(job, self._broken or WorkerLost(reason))
-        self._dispatch()
-
-    def _replace(self, worker: WorkerState, reason: str) -> None:
-        name = worker.device.name
-        self._stillborn[name] = 0 if worker.ready else self._stillborn.get(name, 0) + 1
-        if self._stillborn[name] < STILLBORN_LIMIT:
-            self._start_worker(worker.role, worker.device)
-            return
-        tail = " | ".join(list(worker.process.tail)[-3:])
-        self._broken = HydraTuneError(f"{reason} before it was ready, {STILLBORN_LIMIT} times; it last said: {tail}")
+                self._dispatch.add(job)
+        for job in [*worker.jobs.values(), *self._dispatch.waiting.values()]:
+            bound = job.unit.worker == worker.id or job.id not in self._dispatch.waiting
+            if self._pool.broken is not None or bound:
+                self._fail(job, self._pool.broken or WorkerLost(reason))
+        self._dispatch.now()
 
     def _fail(self, job: Job, error: Exception) -> None:
-        self._dequeue(job)
+        self._dispatch.discard(job)
         if not job.future.done():
             job.future.set_exception(error)
+
+    def _expect_a_start(self, worker: WorkerState) -> None:
+        """Set alarms for a worker that runs nothing: a stopped worker never starts its next unit."""
+        runs = not worker.ready or any(job.started for job in worker.jobs.values())
+        for job in worker.jobs.values():
+            waits_for_others = job.gang is not None and not job.gang.started
+            if runs and not job.started:
+                job.quiet()
+            elif not runs and not waits_for_others and job.alarm is None:
+                self._set_alarm(worker, job)
 
     def _set_alarm(self, worker: WorkerState, job: Job) -> None:
         job.quiet()
@@ -329,10 +250,12 @@ class Engine:
             job.alarm = loop.call_later(job.unit.deadline, self._on_alarm, worker, job)
 
     def _on_alarm(self, worker: WorkerState, job: Job) -> None:
+        if not job.started:
+            # Only the worker is at fault: another worker takes the unit.
+            worker.process.kill(f"it had not started a unit after {job.unit.deadline:g} s")
+            return
         job.hung = True
-        ending = asyncio.create_task(self._end_hung(worker, job), name=f"end {worker.device.name}")
-        self._watchers.add(ending)
-        ending.add_done_callback(self._watchers.discard)
+        self._pool.in_background(self._end_hung(worker, job), f"end {worker.device.name}")
 
     async def _end_hung(self, worker: WorkerState, job: Job) -> None:
         unit = job.unit
@@ -345,138 +268,26 @@ class Engine:
 
     # Units
 
-    def _dispatch(self) -> None:
-        """Fill running slots first, then next slots, so that no worker idles while another one queues."""
-        self._start_needed_workers()
-        self._start_gang()
-        for depth in range(self._depth()):
-            for worker in list(self._workers.values()):
-                # The builder serves the oldest trial first: what it was given too early, that one would wait for.
-                if len(worker.jobs) == depth and (depth == 0 or worker.role is Role.DEVICE):
-                    self._hand_out(worker)
-        if self.in_stages:
-            for worker in list(self._workers.values()):
-                self._hand_out_ahead(worker)
-
-    def _hand_out_ahead(self, worker: WorkerState) -> None:
-        """Let what must run there anyway wait there, in order: the worker goes on without a word from here."""
-        while len(worker.jobs) < AHEAD:
-            first = self._ready.peek(worker.view())
-            if first is None or first.worker != worker.id or not self._hand_out(worker):
-                return
-
-    def _depth(self) -> int:
-        """How many units a worker may have at a time."""
-        if self._slots == self._slots_alone:
-            return self._slots
-        given = (job for worker in self._workers.values() for job in worker.jobs.values())
-        attempts = {job.unit.attempt for job in (*self._waiting.values(), *given) if job.unit.role is Role.DEVICE}
-        return self._slots if len(attempts) > 1 else self._slots_alone
-
-    def _enqueue(self, job: Job) -> None:
-        """The job waits for a worker; a member of a gang, while another gang is being seated, for that first."""
-        self._waiting[job.id] = job
-        if job.gang is None or self._seats.gathering in (None, job.gang):
-            self._ready.add(self._as_ready(job))
-
-    def _dequeue(self, job: Job) -> None:
-        self._waiting.pop(job.id, None)
-        self._ready.discard(job.id)
-
-    def _as_ready(self, job: Job) -> Ready:
-        unit = job.unit
-        home = self._home.get(unit.attempt) if unit.role is Role.DEVICE else None
-        return Ready(
-            key=job.id, trial=unit.trial, attempt=unit.attempt, role=unit.role, worker=unit.worker,
-            home=home, remaining=unit.remaining, arrival=job.arrival,
-            last_turn=self._last_turn.get(unit.attempt, -1), memory=unit.memory, rank=unit.rank,
-        )  # fmt: skip
-
-    def _hand_out(self, worker: WorkerState) -> bool:
-        """Give a worker its next unit; False where there is none."""
-        job = self._next_for(worker)
-        if job is None:
-            return False
-        unit = job.unit
-        worker.jobs[job.id] = job
-        worker.resident.add(unit.attempt)
-        worker.current = unit.attempt
-        if worker.role is Role.DEVICE:
-            self._home[unit.attempt] = worker.id
-        self._last_turn[unit.attempt] = next(self._turn)
-        for other in self._ready.of_attempt(unit.attempt):  # the trial has had its turn
-            self._ready.add(self._as_ready(self._waiting[other.key]))
-        if unit.memory is not None:
-            worker.held[unit.attempt] = unit.memory
-        if job.gang is None:
-            worker.process.send(self._run_message(worker, job))
-        else:
-            self._take_seat(worker, job.id, job.gang)
-        return True
-
-    def _run_message(self, worker: WorkerState, job: Job, seat: Seat | None = None) -> messages.Run:
+    def _send(self, worker: WorkerState, job: Job, seat: Seat | None) -> None:
+        """Send a unit to the worker that has taken it."""
         unit, blocks = job.unit, None
         if worker.role is Role.DEVICE:
             blocks = worker.room_beside(unit.attempt)
             if unit.memory is not None and not unit.memory.spills:
                 blocks -= unit.memory.needs
-        order = self._ready.order(self._as_ready(job)) if self.in_stages else ()
-        return messages.Run(job.id, unit.attempt, unit.work, unit.args, seat, blocks, order)
-
-    def _next_for(self, worker: WorkerState) -> Job | None:
-        if any(job.gang is not None and not job.gang.started for job in worker.jobs.values()):
-            return None  # it has a seat, and waits for the others
-        gang = self._seats.gathering
-        key = gang.open_seat(worker.id) if gang is not None and worker.role is Role.DEVICE else None
-        if key is None:
-            ready = self._ready.take(worker.view())
-            if ready is None:
-                return None
-            job = self._waiting[ready.key]
-            # A gang's first seat: where this worker has one of its own, others are for other workers.
-            key = job.id if job.gang is None else job.gang.open_seat(worker.id)
-            assert key is not None
-            if key != job.id:
-                self._ready.add(ready)
-        self._ready.discard(key)
-        return self._waiting.pop(key)
-
-    # Gangs
-
-    def _take_seat(self, worker: WorkerState, job: int, gang: Gang) -> None:
-        if self._seats.gathering is None:
-            for key in self._seats.begin(gang):
-                self._ready.discard(key)
-        gang.taken[job] = worker.id
-        self._start_gang()
-
-    def _start_gang(self) -> None:
-        """Start the gang that is being seated, when all its members are there and have nothing else to do."""
-        gang = self._seats.gathering
-        if gang is None or not gang.full:
-            return
-        seated = {key: self._workers[id] for key, id in gang.taken.items() if id in self._workers}
-        if len(seated) < len(gang.seats) or any(len(worker.jobs) > 1 for worker in seated.values()):
-            return
-        gang.started = True
-        for key, worker in seated.items():
-            worker.process.send(self._run_message(worker, worker.jobs[key], gang.seat_of(key)))
-        self._hand_out_seats(self._seats.leave(gang))
-
-    def _hand_out_seats(self, jobs: Iterable[int]) -> None:
-        """A gang is out of the way: others may be seated."""
-        for key in jobs:
-            if key in self._waiting:
-                self._ready.add(self._as_ready(self._waiting[key]))
-        asyncio.get_running_loop().call_soon(self._dispatch)
+        call = pickle.dumps((unit.work, unit.args), protocol=pickle.HIGHEST_PROTOCOL)
+        worker.process.send(messages.Run(job.id, unit.attempt, call, seat, blocks, self._dispatch.order(job)))
+        self._expect_a_start(worker)
 
     def _on_message(self, worker: WorkerState, message: object) -> None:
         match message:
             case messages.Ready():
                 worker.ready = True
+                self._expect_a_start(worker)
             case messages.Started(unit=id) if id in worker.jobs:
                 worker.jobs[id].started = True
                 self._set_alarm(worker, worker.jobs[id])
+                self._expect_a_start(worker)
                 self.observer.unit_started(worker.jobs[id].unit, worker.device.name)
             case messages.Alive(unit=id) if id in worker.jobs and not worker.jobs[id].hung:
                 self._set_alarm(worker, worker.jobs[id])
@@ -485,14 +296,16 @@ class Engine:
             case messages.Done() if message.unit in worker.jobs:
                 self._on_done(worker, message)
             case messages.Withdrawn(unit=id):
-                worker.jobs.pop(id, None)
-                self._dispatch()
+                if (withdrawn := worker.jobs.pop(id, None)) is not None:
+                    withdrawn.quiet()
+                self._expect_a_start(worker)
+                self._dispatch.now()
 
     def _on_call(self, worker: WorkerState, call: messages.Call) -> None:
         job = worker.jobs.get(call.unit)
         reply = None if call.call is None else CallReply(worker.process, call.call)
         if job is None or job.hung:
-            # A thread that user code left behind: its trial has ended, or was given up.
+            # A thread that user code left behind: its trial has ended or was given up.
             if reply is not None:
                 reply(None, Failure("ValueError", "the trial has ended", ""))
             return
@@ -503,6 +316,7 @@ class Engine:
         job = worker.jobs.pop(done.unit)
         job.ended = done.started + done.seconds
         job.quiet()
+        self._expect_a_start(worker)
         if job.hung:
             self.observer.late_result(job.unit, worker.device.name)
             return
@@ -515,13 +329,12 @@ class Engine:
             else:
                 job.future.set_exception(UnitFailed(done.failure))
         self.observer.unit_ended(job.unit, result)
-        if self._depth() == 1:
-            # After whoever awaited the unit: the trial's next one is then among those to choose from.
-            asyncio.get_running_loop().call_soon(self._dispatch)
+        if self._dispatch.depth() == 1:
+            self._dispatch.soon()  # the trial's next unit can be chosen too
         else:
-            self._dispatch()
+            self._dispatch.now()
 
 
 def _blame(job: Job) -> tuple[bool, float]:
-    """Of the failures of a gang's members the least is the one to blame: a dead or hung member, then the first."""
+    """Sort key for the original failure in a gang: dead and hung members first, then the earliest failure."""
     return isinstance(job.future.exception(), UnitFailed), job.ended

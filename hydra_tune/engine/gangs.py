@@ -1,10 +1,10 @@
-"""Gangs: units that run at the same time on as many devices, as one torch.distributed group.
+"""Gangs: units that run at the same time on several devices, as one torch.distributed group.
 
-A gang has a seat for each of its units. A worker that takes a seat waits there until all are taken; then all start. Two
-gangs that each held a seat which the other lacks would wait for ever, so seats are given to one gang at a time: the
-first of its seats competes with the units of other trials by the scheduler's order, and once a worker has taken it, the
-others go before everything else, so that nobody waits longer than the units that run. `Seats` keeps that order, without
-processes or clocks; `Group` is the worker's side of it.
+A gang has a seat for each of its units. A worker that takes a seat waits until all seats are taken; then all units
+start. Two gangs that each hold a seat the other lacks would deadlock, so only one gang gathers at a time: its first
+seat competes with the units of other trials in the scheduler's order, and once a worker has taken that seat, the other
+seats go before all other units, so that a seated worker waits only for running units. `Seats` keeps that order, without
+processes or clocks; `join_group` is the worker's side.
 """
 
 from __future__ import annotations
@@ -13,32 +13,34 @@ import datetime
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 WAIT_SECONDS = 600.0
-"""How long a member waits for the others in a collective. The dead are noticed at once, the hung at their deadline."""
+"""Seconds that a member waits in a collective. Dead members are noticed at once, hung ones at their deadline."""
 
 
 @dataclass(frozen=True)
 class Seat:
-    """A member's place in its gang, as the worker hears of it."""
+    """A member's place in its gang, as sent to the worker."""
 
     rank: int
     size: int
     store: str
-    """The file through which the members find each other, of this unit alone."""
+    """Rendezvous file of the group, used for this gang only."""
 
 
 @dataclass
 class Gang:
-    """A gang on its way: which of its seats are open, and who has the others."""
+    """A gang that gathers or runs, with its open and taken seats."""
 
     seats: dict[int, int | None]
-    """By job: the only worker that may take the seat, where it is bound to one."""
+    """By job: the only worker that may take the seat; None if any may."""
     store: str = ""
     taken: dict[int, int] = field(default_factory=dict)
-    """By job: the worker that has it."""
+    """By job: the worker that has taken the seat."""
     started: bool = False
 
     @property
@@ -49,7 +51,7 @@ class Gang:
         return Seat(list(self.seats).index(job), len(self.seats), self.store)
 
     def open_seat(self, worker: int) -> int | None:
-        """The seat that `worker` may take: its own where it has one, else any that is bound to nobody."""
+        """Return the job whose seat `worker` may take: a seat bound to it first, else an unbound one."""
         if worker in self.taken.values():
             return None
         open_seats = [job for job in self.seats if job not in self.taken]
@@ -58,7 +60,7 @@ class Gang:
 
 
 class Seats:
-    """Which gang is being seated; the seats of the others wait."""
+    """Keeps track of the gathering gang and of the gangs that wait for their turn."""
 
     def __init__(self) -> None:
         self.gathering: Gang | None = None
@@ -68,14 +70,14 @@ class Seats:
         self._waiting.append(gang)
 
     def begin(self, gang: Gang) -> Iterable[int]:
-        """A worker took the gang's first seat. The jobs of other gangs, which are not to be handed out for now."""
+        """Mark the gang as gathering; return the jobs of other gangs, which must wait."""
         assert self.gathering is None
         self.gathering = gang
         self._waiting.remove(gang)
         return [job for other in self._waiting for job in other.seats]
 
     def leave(self, gang: Gang) -> Iterable[int]:
-        """The gang has started or gone. The jobs that may be handed out again."""
+        """Remove a gang that started or ended; return the jobs that may be handed out again."""
         if gang in self._waiting:
             self._waiting.remove(gang)
         if self.gathering is not gang:
@@ -84,33 +86,33 @@ class Seats:
         return [job for other in self._waiting for job in other.seats]
 
 
-class Group:
-    """A member's torch.distributed group for the length of one unit: gloo on CPUs, NCCL on GPUs."""
+def join_group(seat: Seat, device: torch.device) -> None:
+    """Join the gang's process group, torch's default group for the length of a unit.
 
-    def __init__(self, seat: Seat | None, device: torch.device) -> None:
-        self.seat = seat
-        self.device = device
+    The backend is gloo on CPUs and NCCL on GPUs.
+    """
+    import torch.distributed as dist
 
-    def join(self) -> None:
-        """Find the others; collectives of the default group are then this gang's."""
-        if self.seat is None:
-            return
-        import torch.distributed as dist
+    # Members find each other by their process's count of groups. A group that failed while forming is counted too, and
+    # leaving a group resets the count, so counts of two workers may differ without this.
+    dist.distributed_c10d._world.group_count = 0
+    dist.init_process_group(
+        dist.get_default_backend_for_device(device),
+        store=dist.FileStore(seat.store, seat.size),  # type: ignore[attr-defined]
+        rank=seat.rank,
+        world_size=seat.size,
+        timeout=datetime.timedelta(seconds=WAIT_SECONDS),
+    )
 
-        dist.init_process_group(
-            dist.get_default_backend_for_device(self.device),
-            store=dist.FileStore(self.seat.store, self.seat.size),  # type: ignore[attr-defined]
-            rank=self.seat.rank,
-            world_size=self.seat.size,
-            timeout=datetime.timedelta(seconds=WAIT_SECONDS),
-        )
 
-    def leave(self) -> None:
-        """End the group; whoever still waits for this member in a collective hears of it by an error."""
-        if self.seat is not None and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+def leave_group() -> None:
+    """Leave the group; members that still wait for this one in a collective get an error."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def store_path(directory: str, gang: int) -> str:
-    """A fresh file for a gang to meet at: one that was used before would bring old addresses."""
+    """Return a fresh rendezvous file for a gang: a used file would hold old addresses."""
     return str(Path(directory) / f"gang-{gang}")

@@ -1,8 +1,8 @@
-"""What waits at a worker: units in the scheduler's order, and what is to be freed.
+"""Queue of a worker: units in the scheduler's order, and attempts to free.
 
-The coordinator may hand out more than one unit in advance, where their order can be told once and for all. One that
-comes later and goes first is then taken before those that wait already. What an attempt has is freed before anything
-else, but after its own units that came before: the memory may be needed by whoever is next.
+The coordinator may hand out several units in advance if their order is fixed. A later unit with a smaller order runs
+first. An attempt's state is freed before other attempts' units run, but after its own earlier units: the next unit may
+need the memory.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from hydra_tune.engine.messages import Drop, Run
 
 
 class Inbox:
-    """Messages for the thread that runs units, put there by the one that reads them."""
+    """Messages for the thread that runs units, written by the thread that reads the channel."""
 
     def __init__(self) -> None:
         self._waiting: list[Run | Drop] = []
-        """As they came."""
+        """Messages in order of arrival."""
         self._news = threading.Condition()
 
     def put(self, message: Run | Drop) -> None:
@@ -26,7 +26,7 @@ class Inbox:
             self._news.notify()
 
     def get(self) -> Run | Drop:
-        """The first of what waits; waits for it."""
+        """Wait for and return the message to handle first."""
         with self._news:
             self._news.wait_for(lambda: self._waiting)
             return self._waiting.pop(self._first())

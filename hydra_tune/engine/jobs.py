@@ -1,4 +1,4 @@
-"""What the engine keeps of units on their way and of its workers, and whom it tells of them."""
+"""The engine's records of units and workers, and the observer interface that reports them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from hydra_tune.devices import Device
+from hydra_tune.core.devices import Device
 from hydra_tune.engine import messages
 from hydra_tune.engine.gangs import Gang
 from hydra_tune.engine.process import WorkerProcess
@@ -18,7 +18,7 @@ Answer: TypeAlias = Callable[[Any, Failure | None], None]
 
 
 class Observer(Protocol):
-    """What the engine tells whoever runs it."""
+    """Callbacks from the engine to its owner."""
 
     def unit_started(self, unit: Unit, device: str) -> None: ...
 
@@ -29,11 +29,11 @@ class Observer(Protocol):
     def worker_lost(self, device: str, reason: str) -> None: ...
 
     def late_result(self, unit: Unit, device: str) -> None:
-        """A unit that had been given up for hung ended after all; its result was refused."""
+        """Called when a unit that was given up as hung ended after all; its result was refused."""
         ...
 
     def call(self, unit: Unit, name: str, args: tuple[Any, ...], reply: Answer | None) -> None:
-        """User code in `unit` asks something; `reply(value, failure)` may be called from any thread."""
+        """Handle a call from user code in `unit`; `reply(value, failure)` may be called from any thread."""
         ...
 
 
@@ -46,15 +46,15 @@ class Job:
     future: asyncio.Future[UnitResult]
     arrival: int
     gang: Gang | None = None
-    """The gang it is a member of; it starts when all are seated."""
+    """The unit's gang; the unit starts when all members are seated."""
     started: bool = False
     hung: bool = False
     ended: float = 0.0
-    """When its work ended, by the worker's clock."""
+    """End of the unit's work by the worker's clock, in seconds since 1970."""
     alarm: asyncio.TimerHandle | None = None
 
     def quiet(self) -> None:
-        """No more alarm."""
+        """Cancel the alarm."""
         if self.alarm is not None:
             self.alarm.cancel()
             self.alarm = None
@@ -62,7 +62,7 @@ class Job:
 
 @dataclass
 class WorkerState:
-    """A worker process and what it has been given."""
+    """A worker process and the units assigned to it."""
 
     id: int
     role: Role
@@ -71,27 +71,35 @@ class WorkerState:
     jobs: dict[int, Job] = field(default_factory=dict)
     resident: set[str] = field(default_factory=set)
     current: str | None = None
-    """The attempt whose unit it was given last."""
+    """Attempt of the last unit assigned."""
     ready: bool = False
     held: dict[str, Memory] = field(default_factory=dict)
-    """What attempts take of its device, as far as that is known."""
+    """Device memory of each attempt, as far as known."""
+
+    def take(self, job: Job) -> None:
+        """Record that a job was given to the worker."""
+        self.jobs[job.id] = job
+        self.current = job.unit.attempt
+        self.resident.add(job.unit.attempt)
+        if job.unit.memory is not None:
+            self.held[job.unit.attempt] = job.unit.memory
 
     def view(self) -> WorkerView:
         return WorkerView(self.id, self.role, self.current, self.device.memory, self.held)
 
     def room_beside(self, attempt: str) -> int:
-        """What others leave of the device while the attempt runs."""
+        """Return the bytes that other attempts leave on the device while this attempt runs."""
         return self.device.memory - sum(memory.holds for other, memory in self.held.items() if other != attempt)
 
     def free_beside(self, attempt: str) -> int:
-        """What others leave of the device whichever of them runs."""
+        """Return the bytes that other attempts leave on the device whichever of them runs."""
         others = [memory for other, memory in self.held.items() if other != attempt]
         return self.room_beside(attempt) - max((memory.needs - memory.holds for memory in others), default=0)
 
 
 @dataclass(frozen=True)
 class CallReply:
-    """Answers one call of user code; from any thread."""
+    """Replies to one call of user code; usable from any thread."""
 
     process: WorkerProcess
     call: int
@@ -102,11 +110,11 @@ class CallReply:
 
 @dataclass(frozen=True)
 class Load:
-    """How busy the devices are."""
+    """Load of the devices, as seen by one attempt."""
 
     idle: int
-    """Devices that have nothing to do."""
+    """Devices without work."""
     waiting: int
     """Units of other attempts that wait for a device."""
     others: int
-    """Other attempts that have units."""
+    """Number of other attempts that have units."""

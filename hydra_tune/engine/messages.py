@@ -1,8 +1,7 @@
-"""What the coordinator and its workers say to each other, one channel for each worker."""
+"""Messages between the coordinator and its workers, over one channel per worker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from hydra_tune.engine.unit import Failure, StepRecord
 
 @dataclass(frozen=True)
 class Setup:
-    """The first message to a worker: who it is, and where it finds the user's modules."""
+    """First message to a worker: its id, device, directories, import path and environment."""
 
     worker: int
     device: str
@@ -20,41 +19,45 @@ class Setup:
     memory: int
     threads: int
     directory: str
-    """The run's directory for what processes hand to each other, in host memory where that has room."""
+    """The run's directory for data exchanged between processes, in host memory if there is room."""
     overflow: tuple[str, ...]
-    """Where spilled state goes when that directory is full."""
+    """Directories for spilled state when `directory` is full."""
     sys_path: tuple[str, ...]
     cwd: str
+    environment: dict[str, str]
     warm: tuple[str, ...] = ()
-    """Modules that its units are going to want: there is time to import them before the first one comes."""
+    """Modules to import before the first unit arrives."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Run this unit, before those that wait and come after it in the scheduler's order."""
+    """Run this unit, before waiting units that follow it in the scheduler's order."""
 
     unit: int
     attempt: str
-    work: Callable[..., Any]
-    args: tuple[Any, ...]
+    call: bytes
+    """Pickled function and arguments.
+
+    The thread that runs the unit unpickles them: this may import modules, and an error is the unit's failure.
+    """
     seat: Seat | None = None
-    """Its place in a gang, where it runs with others."""
+    """The unit's seat in a gang, if any."""
     blocks: int | None = None
-    """What the device's block memory may take meanwhile, where that is known."""
+    """Bytes that the device's block memory may use meanwhile, if known."""
     order: tuple[float, ...] = ()
-    """The least goes first; of equal ones the first that came."""
+    """Sort key: the smallest runs first; ties in order of arrival."""
 
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Do not start this unit, if it still waits."""
+    """Do not start this unit if it still waits."""
 
     unit: int
 
 
 @dataclass(frozen=True)
 class Drop:
-    """Free whatever is resident for this attempt."""
+    """Free all resident state of this attempt."""
 
     attempt: str
 
@@ -77,21 +80,21 @@ class Ready:
 
 @dataclass(frozen=True)
 class Started:
-    """A unit left the next slot and runs."""
+    """A unit has left the next slot and runs."""
 
     unit: int
 
 
 @dataclass(frozen=True)
 class Alive:
-    """A unit that takes long is getting on."""
+    """A long unit is still making progress."""
 
     unit: int
 
 
 @dataclass(frozen=True)
 class Call:
-    """User code in unit `unit` asks the coordinator something; `call` is None where no answer is awaited."""
+    """Call from user code in `unit` to the coordinator; `call` is None if no reply is expected."""
 
     unit: int
     call: int | None
@@ -101,7 +104,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Done:
-    """A unit ended; exactly one of `value` and `failure` means something."""
+    """A unit ended; exactly one of `value` and `failure` is meaningful."""
 
     unit: int
     value: Any
@@ -114,6 +117,6 @@ class Done:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """A unit was withdrawn before it started: its slot is free."""
+    """A unit was withdrawn before it started; its slot is free."""
 
     unit: int

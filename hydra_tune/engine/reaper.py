@@ -1,11 +1,11 @@
-"""A small process that outlives the coordinator by a moment, and ends what the workers left behind.
+"""A small process that outlives the coordinator briefly and kills processes that workers left behind.
 
-The kernel kills the workers of a coordinator that was killed with -9, but not the processes that user code had started
-in them: those lose their parent and run on. Each worker leads a process group of its own, so the coordinator names each
-group to the reaper when a worker starts and when it has been collected. When the coordinator ends, by whatever means,
-the reaper kills the groups that are still named, and ends too. What moved to a session of its own is not found.
+When a coordinator is killed with -9, its workers end, but processes that user code started in them lose their parent
+and run on. Each worker leads its own process group, so the coordinator tells the reaper each group when a worker starts
+and when it has been collected. When the coordinator ends, for any reason, the reaper kills the remaining groups and
+exits. Processes that moved to another session are not found.
 
-The process imports nothing but Python's own modules: it starts in a few milliseconds and stays small.
+The process imports only Python's own modules: it starts in a few milliseconds and stays small.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _CHUNK = 4096
 
 
 class Reaper:
-    """The coordinator's end: a pipe on which groups are named, `+` when one starts and `-` when it is gone.
+    """The coordinator's side: a pipe that names process groups, `+` when one starts and `-` when it is gone.
 
     A full stop ends the reaper.
     """
 
     def __init__(self) -> None:
-        # Isolated and without site-packages, for a quick start; in a session of its own, where Ctrl-C is not heard.
+        # Isolated and without site-packages for a quick start; in a separate session, which Ctrl-C does not reach.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(os.getpid())],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0, start_new_session=True,
@@ -41,13 +41,13 @@ class Reaper:
         self._say(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """This group is gone; its number may soon be another's."""
+        """Do not kill this group any more: it is gone, and its id may be reused."""
         self._say(f"-{group}\n")
 
     def close(self) -> None:
-        """End the reaper, and with it the groups that are still named."""
+        """End the reaper, which kills the groups that are still registered."""
         assert self._process.stdin is not None
-        # In words: a process that was forked from this one may hold the pipe open.
+        # An explicit message, because a process forked from this one may keep the pipe open.
         self._say(".\n")
         self._process.stdin.close()
         self._process.wait()
@@ -57,14 +57,15 @@ class Reaper:
         try:
             self._process.stdin.write(line.encode())
         except BrokenPipeError:
-            # Somebody killed it: a search goes on without, and only a kill -9 on top of that would leave processes.
+            # The reaper was killed. The search goes on; processes are left behind only if the coordinator is killed
+            # with -9 too.
             logger.debug("the reaper is gone")
 
 
 def main(coordinator: int) -> None:
-    """Read the names of groups until the coordinator is gone, then kill those that are left."""
+    """Read process groups until the coordinator has ended, then kill the remaining ones."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # Whoever stops all processes of a service together means the coordinator, whose end is heard soon enough.
+        # A service manager that signals all processes means the coordinator, whose end is noticed soon enough.
         signal.signal(number, signal.SIG_IGN)
     for group in _groups_at_the_end_of(coordinator):
         with contextlib.suppress(ProcessLookupError):
@@ -72,10 +73,10 @@ def main(coordinator: int) -> None:
 
 
 def _groups_at_the_end_of(coordinator: int) -> set[int]:
-    """The groups that were named and not taken back when the coordinator ended.
+    """Return the groups that are registered when the coordinator ends.
 
-    Its end is the end of the pipe, or of the process itself: something that the coordinator forked may hold the pipe
-    open after it.
+    The coordinator has ended when the pipe is closed or the process is gone: a process that it forked may keep the pipe
+    open.
     """
     groups: set[int] = set()
     unread = b""
@@ -83,7 +84,7 @@ def _groups_at_the_end_of(coordinator: int) -> set[int]:
     try:
         process = os.pidfd_open(coordinator)
     except ProcessLookupError:
-        process = -1  # gone already, and what it said waits in the pipe
+        process = -1  # already gone; its messages wait in the pipe
     while True:
         watched = [lines] if process < 0 else [lines, process]
         ready, _, _ = select.select(watched, [], [], 0 if process < 0 else None)

@@ -1,12 +1,12 @@
-"""Which unit a free worker takes next: ready units, indexed by policy, without processes, clocks or I/O.
+"""Chooses the unit that a free worker takes next, from indexed ready units; no processes, clocks or I/O.
 
 The engine asks `ReadyUnits` whenever a worker has a free slot; the simulator asks the same class on a virtual clock. A
-policy is an order of units, in `POLICIES` by name. `lrtf` is Hydra's Sharded-LRTF (arXiv 2107.06469): of the trials
+policy is an order of units, in `POLICIES` by name. `lrtf` is Hydra's Sharded-LRTF (arXiv 2107.06469): among the trials
 without a unit in flight, the one with the longest remaining time goes first. It changes trial at almost every unit, and
-each change brings another shard in; `lazy-lrtf` stays where it is unless that would cost more than a slack.
+each change loads another shard; `lazy-lrtf` stays with its trial unless that would cost more than a slack.
 
-Asking costs some microseconds whatever the number of waiting units: they stand in heaps, one for each worker that
-units are bound to and one for those that may go anywhere, and what was taken out of the middle is skipped later.
+A query takes some microseconds for any number of waiting units: they are kept in heaps, one for each worker that units
+are bound to and one for unbound units, and removed entries are skipped later.
 """
 
 from __future__ import annotations
@@ -19,29 +19,31 @@ from typing import TypeAlias
 
 from hydra_tune.engine.unit import Memory, Role
 
+SLOTS = 2
+"""Units per worker: one that runs and one that waits there."""
 SLACK_SECONDS = 5.0
-"""How much longer another trial may have to go before a lazy worker leaves its own."""
+"""A lazy worker leaves its trial only for one that has at least these seconds more to go."""
 MOVE_SLACK_SECONDS = 3.0
-"""How much longer a trial of another worker must have to go before a lazy worker fetches it."""
+"""A lazy worker fetches another worker's trial only if it has at least these seconds more to go."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """What the scheduler may know of a worker."""
+    """The scheduler's view of a worker."""
 
     worker: int
     role: Role
     current: str | None = None
-    """The attempt of which it ran a unit last."""
+    """Attempt of the last unit assigned to the worker."""
     memory: int = 0
-    """Bytes of its device."""
+    """Device memory in bytes."""
     held: Mapping[str, Memory] = field(default_factory=dict)
-    """What attempts take of it."""
+    """Device memory of each attempt."""
 
     def has_room(self, attempt: str, wanted: Memory) -> bool:
-        """Whether a trial can come here: whoever runs has what it needs beside what all others hold.
+        """True if a trial fits here: any running trial has its need beside the memory that all others hold.
 
-        Those that spill take turns in what is left, and one that wants the device to itself goes where nobody is.
+        Trials that spill take turns in the remaining memory; a trial that wants the device alone needs an empty one.
         """
         if attempt in self.held or not self.held:
             return True
@@ -54,94 +56,104 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A unit that could run now. It is known by its `key`, the engine's job."""
+    """A unit that could run now, identified by `key`, the engine's job."""
 
     key: Hashable
     trial: int
     attempt: str
     role: Role = Role.DEVICE
     worker: int | None = None
-    """The only worker that may run it, where it is bound to one."""
+    """The only worker that may run the unit; None if any may."""
     home: int | None = None
-    """The worker that holds the trial's state now; None where no worker is nearer than another."""
+    """The worker that holds the trial's state now; None if no worker is nearer than another."""
     remaining: float | None = None
-    """Expected seconds of work that the trial has left; None while nothing is measured."""
+    """Expected seconds of work left in the trial; None before anything is measured."""
     arrival: int = 0
-    """When it became ready, as a count."""
+    """Sequence number at which the unit became ready."""
     last_turn: int = -1
-    """When a unit of this trial was last handed out, as a count of hand-outs; -1 for never."""
+    """Sequence number of the trial's last hand-out; -1 for never."""
     memory: Memory | None = None
-    """What its trial takes of a device; None where nobody knows, and it goes anywhere."""
+    """Device memory of the trial; None if unknown, and the unit may go anywhere."""
     rank: tuple[int, int] | None = None
-    """Where a batch is many units, of several kinds: the least goes first."""
+    """Order among the units of a batch; the smallest goes first."""
 
 
 Order: TypeAlias = Callable[[Ready], tuple[float, ...]]
-"""A sort key: the least one goes first."""
+"""Sort key; the smallest goes first."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """An order of units, and how far a worker may depart from it to spare a move."""
+    """An order of units, and how far a worker may depart from it to avoid a move."""
 
     order: Order
     drawn: bool = False
-    """Whether `order` draws how long a unit waits from its arrival on, instead of ranking it once and for all."""
+    """True if `order` draws a unit's waiting time from its arrival on, instead of a fixed rank."""
     in_stages: bool = False
-    """Whether it is for trials whose every unit has its worker, in an order that does not change while they wait: they
-    can all wait at their workers."""
+    """True for trials whose every unit is bound to a worker, in an order that does not change while they wait.
+
+    Such units can all wait at their workers.
+    """
     lazy: bool = False
     slack: float = 0.0
-    """A lazy worker stays with its trial while no other has more than these seconds longer to go."""
+    """Seconds. A lazy worker stays with its trial while no other has more than this much longer to go."""
     move_slack: float = 0.0
-    """A lazy worker prefers a trial that is at home with it while no other has more than these seconds longer to go."""
+    """Seconds. A lazy worker prefers trials held there while no other has more than this much longer to go."""
+
+    @property
+    def slots(self) -> int:
+        """Units that a worker has at a time, including the waiting one.
+
+        A lazy worker gets its next unit only when it is idle, so that its own trial's next unit can be chosen.
+        """
+        return 1 if self.lazy else SLOTS
 
 
 def fifo(ready: Ready) -> tuple[float, ...]:
-    """First ready, first served."""
+    """Order by arrival."""
     return (ready.arrival,)
 
 
 def fair(ready: Ready) -> tuple[float, ...]:
-    """The trial whose last turn is longest ago, so that trials that share devices reach their reports together.
+    """Order by the trial's last turn, oldest first, so that trials that share devices reach their reports together.
 
-    Pruners compare trials at the same epoch: turns keep them comparable. Trials already begun go before new ones,
-    which would only take more memory.
+    Pruners compare trials at the same epoch: turns keep them comparable. Trials already begun go before new ones, which
+    would only take more memory.
     """
     return (0 if ready.last_turn >= 0 else 1, ready.last_turn, ready.arrival)
 
 
 def ranked(ready: Ready) -> tuple[float, ...]:
-    """The least rank, then first come, first served; what has none, such as an optimizer's step, goes before all."""
+    """Order by rank, then arrival; units without a rank, such as an optimizer's step, go first."""
     return (*((-1, 0) if ready.rank is None else ready.rank), ready.arrival)
 
 
 def oldest(ready: Ready) -> tuple[float, ...]:
-    """The trial that began first: what the builder does for it, a device is waiting for.
+    """Order by trial number, oldest first: the builder's order for every device policy.
 
-    Whatever the policy of the devices. By turns, all trials would be built before the first one can be trained.
+    A device waits for the oldest trial's build. By turns, all trials would be built before the first can be trained.
     """
     return (ready.trial, ready.arrival)
 
 
 def longest_remaining(ready: Ready) -> tuple[float, ...]:
-    """The trial with the most work left, which keeps the end of a search short.
+    """Order by remaining work, longest first, which keeps the end of a search short.
 
-    What is not measured yet goes first: it has to be begun to be measured.
+    Trials not measured yet go first: they have to begin to be measured.
     """
     return (-_left(ready), ready.arrival)
 
 
 def shortest_remaining(ready: Ready) -> tuple[float, ...]:
-    """The trial with the least work left, which ends the first trials soonest; the unmeasured go first here too."""
+    """Order by remaining work, shortest first, which ends the first trials soonest; unmeasured trials go first."""
     return (-1.0 if ready.remaining is None else ready.remaining, ready.arrival)
 
 
 def shuffled(seed: int) -> Order:
-    """Any waiting unit with equal chance, by the seed, the trial and its arrival only: runs can be repeated.
+    """Return an order that picks any waiting unit with equal chance, repeatable by seed, trial and arrival.
 
-    A rank by chance would not do: units of bad rank would stay behind for ever. Waits are drawn from the exponential
-    distribution, which has no memory: whoever waits has the same chance to be next, however long it has waited.
+    A fixed random rank would starve units of bad rank. Waits are drawn from the exponential distribution, which is
+    memoryless: every waiting unit has the same chance to be next, however long it has waited.
     """
 
     def wait(ready: Ready) -> tuple[float, ...]:
@@ -161,18 +173,18 @@ POLICIES: dict[str, Policy] = {
     "random": Policy(shuffled(0), drawn=True),
 }
 FOR_WHOLE_TRIALS = tuple(name for name, policy in POLICIES.items() if not policy.in_stages)
-"""Those that can be chosen where a unit is a slice of a trial."""
+"""Policies for searches in which a unit is a slice of a trial."""
 
 
 def tuned(name: str, *, slack: float | None = None, move_slack: float | None = None, seed: int = 0) -> Policy:
-    """The policy of that name, with other slacks where it is lazy, or another seed where it is random."""
+    """Return the named policy, with other slacks if it is lazy, or another seed if it is random."""
     policy = POLICIES[name]
     if name == "random":
         return replace(policy, order=shuffled(seed))
     if not policy.lazy:
         return policy
     slack = policy.slack if slack is None else slack
-    # Fetching a trial from elsewhere is no better a reason to move than leaving one's own.
+    # The move slack never exceeds the slack.
     return replace(policy, slack=slack, move_slack=min(policy.move_slack, slack) if move_slack is None else move_slack)
 
 
@@ -181,7 +193,7 @@ _Pool: TypeAlias = tuple[Role, int | None]
 
 
 class _Heap:
-    """Entries in the policy's order. Those that are no longer live are dropped when they come to the top."""
+    """Entries in the policy's order. Removed entries are dropped when they reach the top."""
 
     __slots__ = ("entries", "live")
 
@@ -194,7 +206,7 @@ class _Heap:
         self.live += 1
 
     def first(self, live: dict[Hashable, _Entry], worker: WorkerView | None = None) -> _Entry | None:
-        """The first that is live and, where a worker is given, that it has room for."""
+        """Return the first live entry, and with a `worker` the first that it has room for."""
         entries, passed = self.entries, list[_Entry]()
         found = None
         while entries and found is None:
@@ -210,7 +222,7 @@ class _Heap:
         return found
 
     def lost_one(self, live: dict[Hashable, _Entry]) -> None:
-        """An entry has left `live`. Too many dead ones are swept out, so that memory stays with the living."""
+        """Account for an entry that left `live`; sweep out dead entries if there are too many."""
         self.live -= 1
         if len(self.entries) > 2 * self.live + 32:
             self.entries = [entry for entry in self.entries if live.get(entry[2].key) is entry]
@@ -218,7 +230,7 @@ class _Heap:
 
 
 class ReadyUnits:
-    """The units that could run now; `take` gives a worker the one that the policy wants there."""
+    """The units that could run now; `take` chooses one for a worker by the policy."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -226,7 +238,7 @@ class ReadyUnits:
         self._count = 0
         self._drawn_until = 0.0
         self._pools: dict[_Pool, _Heap] = {}
-        # Only a lazy policy asks for these two: units that may go anywhere, by where their trial is at home.
+        # Used by lazy policies only: unbound units by home worker, and entries by attempt.
         self._homes: dict[_Pool, _Heap] = {}
         self._attempts: dict[str, dict[Hashable, _Entry]] = {}
 
@@ -240,17 +252,17 @@ class ReadyUnits:
         return key in self._live
 
     def of_attempt(self, attempt: str) -> list[Ready]:
-        """The ready units of one attempt."""
+        """Return the ready units of one attempt."""
         return [entry[2] for entry in self._attempts.get(attempt, {}).values()]
 
     def add(self, ready: Ready) -> None:
-        """A unit could run now; one of the same key is replaced."""
+        """Add a unit that could run now; replace one with the same key."""
         self.discard(ready.key)
         self._count += 1
         order = self.order(ready)
         if self.policy.drawn and ready.role is Role.DEVICE:
             order = (self._drawn_until + order[0], *order[1:])
-        # The count keeps equal units in the order in which they came, and tuples from comparing units.
+        # The count orders equal units by arrival and keeps tuples from comparing units.
         entry = (order, self._count, ready)
         self._live[ready.key] = entry
         self._attempts.setdefault(ready.attempt, {})[ready.key] = entry
@@ -258,11 +270,11 @@ class ReadyUnits:
             heap.add(entry)
 
     def order(self, ready: Ready) -> tuple[float, ...]:
-        """The least goes first; the builder has an order of its own."""
+        """Return the sort key, smallest first; the builder has its own order."""
         return oldest(ready) if ready.role is Role.BUILDER else self.policy.order(ready)
 
     def discard(self, key: Hashable) -> None:
-        """Forget a unit, if it is there."""
+        """Remove a unit, if present."""
         entry = self._live.pop(key, None)
         if entry is None:
             return
@@ -275,7 +287,7 @@ class ReadyUnits:
             heap.lost_one(self._live)
 
     def take(self, worker: WorkerView) -> Ready | None:
-        """The unit that `worker` runs next, which is no longer ready then; None when nothing waits for it."""
+        """Remove and return the unit that `worker` runs next; None if there is none."""
         entry = self._choice(worker)
         if entry is None:
             return None
@@ -285,7 +297,7 @@ class ReadyUnits:
         return entry[2]
 
     def peek(self, worker: WorkerView) -> Ready | None:
-        """What `take` would give."""
+        """Return the unit that `take` would return, without removing it."""
         entry = self._choice(worker)
         return None if entry is None else entry[2]
 
@@ -296,7 +308,7 @@ class ReadyUnits:
         return self._spare_a_move(best, worker)
 
     def _spare_a_move(self, best: _Entry, worker: WorkerView) -> _Entry:
-        """Instead of the best: the worker's own trial within the slack, else one at home within the move slack."""
+        """Prefer the worker's own trial within the slack, else a trial held there within the move slack."""
         longest = _left(best[2])
         if worker.current is not None:
             own = [entry for entry in self._attempts.get(worker.current, {}).values() if can_run(entry[2], worker)]
@@ -306,7 +318,7 @@ class ReadyUnits:
         return near if near is not None and _behind(longest, near) <= self.policy.move_slack else best
 
     def _first(self, pools: dict[_Pool, _Heap], worker: WorkerView) -> _Entry | None:
-        """The first in order of what is bound to the worker and of what may go anywhere."""
+        """Return the first entry among the units bound to the worker and the unbound ones."""
         best = None
         for place in (worker.worker, None):
             heap = pools.get((worker.role, place))
@@ -322,13 +334,12 @@ class ReadyUnits:
 
 
 def can_run(ready: Ready, worker: WorkerView) -> bool:
-    """Whether `worker` may take the unit: the right kind of process, the right one where it is bound, else one with
-    room."""
+    """True if `worker` may take the unit: same role, and bound to this worker or else with room for it."""
     return ready.role == worker.role and ready.worker in (None, worker.worker) and _has_room(ready, worker)
 
 
 def _has_room(ready: Ready, worker: WorkerView) -> bool:
-    """What is bound to a worker has its place there already."""
+    """True if the worker has memory for the unit; a bound unit has its memory already."""
     return ready.memory is None or ready.worker is not None or worker.has_room(ready.attempt, ready.memory)
 
 
@@ -344,13 +355,13 @@ def _left(ready: Ready) -> float:
 
 
 def _behind(longest: float, entry: _Entry) -> float:
-    """Seconds by which a unit's trial has less to go than the longest; none where neither is measured."""
+    """Return the seconds by which a unit's trial has less to go than the longest; 0 if neither is measured."""
     left = _left(entry[2])
     return 0.0 if left == longest else longest - left
 
 
 def _mixed(value: int) -> int:
-    """A 64-bit mix (splitmix64): near numbers become far ones."""
+    """Hash a 64-bit number (splitmix64), so that close numbers give distant ones."""
     value = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -1,179 +1,161 @@
-"""The scheduler on a virtual clock: what a policy would make of many trials on many devices, without running anything.
+"""Runs the scheduler on a virtual clock: simulates a policy for many trials on many devices.
 
-It asks the same `ReadyUnits` as the engine. A trial is a chain of units of which at most one is in flight; a unit needs
-its shard on its device, and bringing that in takes time. With double buffering a device chooses its next unit when it
-starts one, and brings that shard in while it computes. What it chooses may be its own trial's next unit, which nobody
-else can take meanwhile, or a unit that is ready: a device that would be idle takes that over.
+It uses the same `ReadyUnits` as the engine, with units of the same shape: some steps of one trial, at most about a
+second. Each trial in flight has one unit at a time, which any device may take; when a trial ends, the next begins. A
+trial's state stays on the device where it last ran until other trials need the memory there; a device that takes up a
+trial without its state waits for the state.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from heapq import heappop, heappush
 
-from hydra_tune.engine.residency import Residency
-from hydra_tune.engine.scenario import Chain, Outcome, Ran, Scenario
+from hydra_tune.engine.scenario import Outcome, Ran, Scenario
 from hydra_tune.engine.scheduler import Ready, ReadyUnits, WorkerView, tuned
 from hydra_tune.engine.unit import Role
 
-SLACK_UNITS = 20
-"""The slack of a lazy policy, in mean units, where none is given. With 64 trials on 8 devices, over 20 seeds, at
-least 91% of units stay on their trial (5% at most without), and the makespan grows by 0.5% at most."""
-
 
 def simulate(scenario: Scenario, trace: list[Ran] | None = None) -> Outcome:
-    """Run the scenario to its end; every unit is appended to `trace`, where there is one."""
+    """Run the scenario to its end; append every unit to `trace` if given."""
     return _Simulation(scenario, trace).run()
 
 
 class _Simulation:
-    """The state between events; an event is the end of a unit. Trials and devices are known by their numbers."""
+    """Simulation state between events; an event is the end of a unit. Trials and devices are numbers."""
 
     def __init__(self, scenario: Scenario, trace: list[Ran] | None) -> None:
         trials, devices = scenario.trials, scenario.devices
         self.scenario, self.trace = scenario, trace
-        self.chain = Chain(scenario.shards, scenario.backward)
-        self.seconds = scenario.forward_seconds()
-        self.units = scenario.batches * len(self.chain)
-        slack = SLACK_UNITS * scenario.unit_seconds if scenario.slack is None else scenario.slack
-        self.ready = ReadyUnits(tuned(scenario.policy, slack=slack, seed=scenario.seed))
-        self.residency: Residency | None = None
-        if scenario.state_bytes:
-            self.residency = Residency(devices, scenario.state_bytes, scenario.device_memory, scenario.bandwidth)
-
-        self.attempts = [str(trial) for trial in range(trials)]
-        self.number = [0] * trials
-        """Of each trial's unit that is in flight, or the next to be."""
+        self.lengths = scenario.lengths()
+        policy = tuned(scenario.policy, slack=scenario.slack, seed=scenario.seed)
+        self.ready, self.slots = ReadyUnits(policy), policy.slots
+        self.to_come = iter(range(trials))
+        self.done = [0] * trials
+        """Units of each trial that have ended."""
         self.home: list[int | None] = [None] * trials
         self.last_turn = [-1] * trials
+        self.given: list[deque[int]] = [deque() for _ in range(devices)]
+        """Trials of the units that each device has; the first one runs."""
+        self.by_load = [set(range(devices)), *(set[int]() for _ in range(self.slots))]
+        """Devices by number of units."""
         self.current: list[int | None] = [None] * devices
-        self.idle = list(reversed(range(devices)))
-        self.chosen: dict[int, Ready] = {}
-        """The next unit of a device, where it has chosen one."""
-        self.claimed: dict[int, None] = {}
-        """The devices whose chosen unit could run at once, here or elsewhere; in the order of their choices."""
+        """Trial of the last unit handed to each device."""
+        self.ran: list[int | None] = [None] * devices
+        """Trial of the last unit begun on each device."""
+        self.inside: list[dict[int, None]] = [{} for _ in range(devices)]
+        """Trials whose latest state each device has, least recently used first."""
         self.events: list[tuple[float, int, int]] = []
         self.count = itertools.count()
-        self.busy, self.same, self.switches = 0.0, 0, 0
+        self.busy, self.same, self.switches, self.moved = 0.0, 0, 0, 0
 
     def run(self) -> Outcome:
-        for trial in range(self.scenario.trials):
-            self.ready.add(self.unit(trial, 0))
+        in_flight = self.scenario.concurrency or self.scenario.devices + 1
+        for trial in itertools.islice(self.to_come, in_flight):
+            self.make_ready(trial)
         now = 0.0
-        self.hand_out(now, [])
+        self.hand_out(now)
         while self.events:
             now = self.events[0][0]
-            freed = []
-            while self.events and self.events[0][0] == now:  # what ends together is shared out together
-                device = heappop(self.events)[2]
-                self.finish(device)
-                freed.append(device)
-            self.hand_out(now, freed)
+            ended = []
+            while self.events and self.events[0][0] == now:  # units that end at the same time are dispatched together
+                ended.append(self.end(now, heappop(self.events)[2]))
+            if self.slots > 1:
+                self.hand_out(now)  # like the engine, which does not wait for the trials' next units then
+            for trial in ended:
+                if self.done[trial] < self.lengths[trial][0]:
+                    self.make_ready(trial)
+                else:
+                    self.replace(trial)
+            self.hand_out(now)
         return self.outcome(now)
 
-    def unit(self, trial: int, number: int, worker: int | None = None) -> Ready:
-        """A trial's unit as the scheduler sees it."""
-        batch, place = divmod(number, len(self.chain))
-        left = (self.scenario.batches - batch) * self.chain.total - self.chain.done[place]
-        return Ready(
-            trial, trial, self.attempts[trial], Role.DEVICE, worker, self.home[trial], left * self.seconds[trial],
-            next(self.count), self.last_turn[trial],
+    def make_ready(self, trial: int) -> None:
+        """Offer the trial's next unit to the scheduler."""
+        units, seconds = self.lengths[trial]
+        left = (units - self.done[trial]) * seconds
+        self.ready.add(
+            Ready(
+                trial, trial, str(trial), home=self.home[trial], remaining=left, arrival=next(self.count),
+                last_turn=self.last_turn[trial],
+            )
         )  # fmt: skip
 
-    def finish(self, device: int) -> None:
-        """The unit on `device` is done: its trial's next one is ready, unless this device has chosen that already."""
-        trial = self.current[device]
-        assert trial is not None
-        self.number[trial] += 1
-        if self.number[trial] < self.units:
-            if device not in self.chosen or device in self.claimed:
-                self.ready.add(self.unit(trial, self.number[trial]))
-        elif self.residency is not None:
-            for shard in range(self.scenario.shards):
-                self.residency.forget((trial, shard))
+    def replace(self, ended: int) -> None:
+        """Drop an ended trial's state and begin the next trial."""
+        home = self.home[ended]
+        assert home is not None
+        self.inside[home].pop(ended, None)
+        for trial in itertools.islice(self.to_come, 1):
+            self.make_ready(trial)
 
-    def hand_out(self, now: float, freed: list[int]) -> None:
-        """Give free devices units while there are any; then those that began choose their next ones."""
-        began = [device for device in freed if self.begin(now, device)]
-        self.idle += [device for device in freed if device not in began]
-        while self.idle and self.begin(now, self.idle[-1]):
-            began.append(self.idle.pop())
-        if self.residency is not None and self.scenario.double_buffering:
-            for device in began:
-                self.choose(now, device)
+    def hand_out(self, now: float) -> None:
+        """Fill running slots first, then next slots, in device order like the engine."""
+        for load in range(self.slots):
+            while self.by_load[load] and len(self.ready):
+                device = min(self.by_load[load])
+                current = self.current[device]
+                unit = self.ready.take(WorkerView(device, Role.DEVICE, None if current is None else str(current)))
+                assert unit is not None, "any device may run any unit"
+                self.given[device].append(unit.trial)
+                self.note_load(device, load)
+                self.current[device], self.last_turn[unit.trial] = unit.trial, next(self.count)
+                if load == 0:
+                    self.begin(now, device)
 
-    def next_unit(self, device: int) -> Ready | None:
-        """What a free device does next: what it has chosen, what is ready, or what another has only chosen."""
-        if device in self.chosen:
-            self.claimed.pop(device, None)
-            return self.chosen.pop(device)
-        unit = self.ready.take(self.view(device))
-        if unit is None and self.claimed:
-            other = next(iter(self.claimed))
-            del self.claimed[other]
-            return self.chosen.pop(other)
-        return unit
+    def note_load(self, device: int, before: int) -> None:
+        """Update `by_load` for a device that had `before` units."""
+        self.by_load[before].remove(device)
+        self.by_load[len(self.given[device])].add(device)
 
-    def view(self, device: int) -> WorkerView:
-        trial = self.current[device]
-        return WorkerView(device, Role.DEVICE, None if trial is None else self.attempts[trial])
-
-    def begin(self, now: float, device: int) -> bool:
-        """Start the device's next unit; False when there is none."""
-        unit = self.next_unit(device)
-        if unit is None:
-            return False
-        trial, number = unit.trial, self.number[unit.trial]
-        place = number % len(self.chain)
-        begins = now
-        if self.residency is not None:
-            shard = (trial, self.chain.shards[place])
-            begins = max(now, self.residency.bring(now, device, shard))
-            if place >= self.chain.first_backward:
-                self.residency.change(device, shard)
-        seconds = self.chain.costs[place] * self.seconds[trial]
+    def begin(self, now: float, device: int) -> None:
+        """Start the first unit that the device was given."""
+        trial = self.given[device][0]
+        seconds = self.lengths[trial][1]
+        begins = now + self.bring(device, trial)
         heappush(self.events, (begins + seconds, next(self.count), device))
-        before, self.current[device] = self.current[device], trial
         self.busy += seconds
-        self.same += before == trial
-        self.switches += before is not None and before != trial
-        self.home[trial], self.last_turn[trial] = device, next(self.count)
+        self.same += self.ran[device] == trial
+        self.switches += self.ran[device] not in (None, trial)
+        self.ran[device] = trial
         if self.trace is not None:
-            self.trace.append(Ran(trial, number, device, now, begins, begins + seconds))
-        return True
+            self.trace.append(Ran(trial, self.done[trial], device, now, begins, begins + seconds))
 
-    def choose(self, now: float, device: int) -> None:
-        """Choose what a device that has just begun a unit runs next, as if that unit were done; bring the shard in."""
-        trial = self.current[device]
-        assert trial is not None
-        assert self.residency is not None
-        number = self.number[trial] + 1
-        if number < self.units:
-            self.ready.add(self.unit(trial, number, worker=device))
-        chosen = self.ready.take(self.view(device))
-        if chosen is None:
-            return
-        self.chosen[device] = chosen
-        if chosen.trial != trial:
-            self.ready.discard(trial)
-            self.claimed[device] = None
-            number = self.number[chosen.trial]
-        shard = self.chain.shards[number % len(self.chain)]
-        self.residency.bring(now, device, (chosen.trial, shard))
+    def bring(self, device: int, trial: int) -> float:
+        """Move the trial's state to the device; return the seconds for writing and reading it."""
+        scenario, inside, home = self.scenario, self.inside[device], self.home[trial]
+        self.home[trial] = device
+        if not scenario.state_bytes:
+            return 0.0
+        if trial in inside:
+            del inside[trial]  # reinsert as the most recently used
+            inside[trial] = None
+            return 0.0
+        if home is not None:
+            self.inside[home].pop(trial, None)
+        while scenario.device_memory is not None and len(inside) >= scenario.device_memory // scenario.state_bytes:
+            del inside[next(iter(inside))]
+        inside[trial] = None
+        moved = scenario.state_bytes * (1 if home is None else 2)
+        self.moved += moved
+        return moved / scenario.bandwidth
+
+    def end(self, now: float, device: int) -> int:
+        """End the device's running unit, begin its next one if any, and return the trial that ran."""
+        load, trial = len(self.given[device]), self.given[device].popleft()
+        self.note_load(device, load)
+        self.done[trial] += 1
+        if self.given[device]:
+            self.begin(now, device)
+        return trial
 
     def outcome(self, makespan: float) -> Outcome:
-        scenario = self.scenario
-        work = [scenario.batches * self.chain.total * seconds for seconds in self.seconds]
-        bound = max(*work, sum(work) / scenario.devices)
-        units = self.units * scenario.trials
+        devices, units = self.scenario.devices, sum(count for count, _ in self.lengths)
+        work = [count * seconds for count, seconds in self.lengths]
+        bound = max(*work, sum(work) / devices)
         return Outcome(
-            units=units,
-            makespan=makespan,
-            lower_bound=bound,
-            makespan_vs_bound=makespan / bound,
-            utilization=self.busy / (scenario.devices * makespan),
-            same_model_residency=self.same / units,
-            switches=self.switches,
-            moved_bytes=self.residency.moved_bytes if self.residency else 0,
-            peak_device_bytes=self.residency.peak_bytes if self.residency else 0,
-        )
+            units=units, makespan=makespan, lower_bound=bound, makespan_vs_bound=makespan / bound,
+            utilization=self.busy / (devices * makespan), same_model_residency=self.same / units,
+            switches=self.switches, moved_bytes=self.moved,
+        )  # fmt: skip

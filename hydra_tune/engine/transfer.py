@@ -1,9 +1,8 @@
-"""Handing Python objects with large tensors from one process to another through files on shared memory.
+"""Passes Python objects with large tensors between processes through files in shared memory.
 
 The object travels as a pickle; each tensor storage and each large numpy array in it is written once to a file in the
-run's directory and mapped by whoever receives it. One that is handed over again, such as a data set that all trials
-share, is not written again. The receiver's mapping is private: it may change what it got, and the first write to a page
-copies it.
+run's directory and mapped by the receiver. A buffer that is sent again, such as a data set shared by all trials, is not
+written again. The receiver's mapping is copy-on-write: it may change its data.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ import torch
 from torch import nn
 
 _LARGE = 1 << 16
-"""Bytes from which a numpy array is worth a file."""
+"""Smallest numpy array, in bytes, that gets a file."""
 
 
 class TensorFiles:
-    """The buffers that this process has written to files; each file goes when its buffer's owner does."""
+    """Buffers that this process has written to files; each file is removed with its buffer's owner."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.directory = directory
@@ -36,10 +35,10 @@ class TensorFiles:
         self._written: dict[int, tuple[int, Path]] = {}
 
     def file_of(self, owner: Any, key: int, content: np.ndarray[Any, Any]) -> Path:
-        """The file with `content`, the bytes that `owner` holds at the address `key`.
+        """Return the file with `content`, the bytes that `owner` holds at the address `key`.
 
-        A buffer that was written before is compared by checksum: user code can change it in ways that nobody notices,
-        and every candidate must get the data that its build saw.
+        A buffer written before is compared by checksum: user code can change it unnoticed, and every candidate must get
+        the data that its build saw.
         """
         checksum = zlib.crc32(memoryview(content))  # type: ignore[arg-type]
         before, path = self._written.get(key, (-1, Path()))
@@ -60,7 +59,7 @@ def _write(content: np.ndarray[Any, Any], path: Path) -> None:
     try:
         content.tofile(path)
     except OSError as error:
-        path.unlink(missing_ok=True)  # half a file takes room that others need
+        path.unlink(missing_ok=True)  # a partial file takes space that others need
         raise OSError(f"{content.nbytes} bytes cannot be written to {path} ({error})") from error
 
 
@@ -76,13 +75,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             path = self.files.file_of(obj, obj.ctypes.data, obj.reshape(-1).view(np.uint8))
             return _mapped_array, (str(path), obj.dtype.str, obj.shape)
         if type(obj) is torch.Generator:
-            # torch pickles it with a tensor that is made for the moment, and whose file would go with it.
+            # torch pickles a generator with a temporary tensor, whose file would be removed too early.
             return _generator, (str(obj.device), obj.get_state().numpy().tobytes())
         return super().reducer_override(obj)
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
         storage = tensor.untyped_storage()
         path = ""
+        if storage.nbytes() == tensor.element_size():
+            # One number, such as a parameter that has no contents for the time being: no file is worth it.
+            number = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
+            form = (tensor.dtype, tuple(tensor.shape), tensor.stride())
+            return _repeated, (number, *form, tensor.requires_grad and tensor.is_leaf, type(tensor) is nn.Parameter)
         if storage.nbytes():
             content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
             path = str(self.files.file_of(storage, storage._cdata, content))
@@ -91,20 +95,20 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether bytes, shape and strides say all about it; others travel as torch itself pickles them."""
+    """True if bytes, shape and strides describe the tensor fully; others are pickled by torch itself."""
     special = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or bool(vars(tensor))
     return tensor.device.type == "cpu" and tensor.layout is torch.strided and not special
 
 
 def pack(obj: object, files: TensorFiles) -> bytes:
-    """The object as a pickle that refers to its tensors by file."""
+    """Return the object as a pickle that refers to its tensors by file."""
     stream = io.BytesIO()
     _Pickler(stream, files).dump(obj)
     return stream.getvalue()
 
 
 def unpack(data: bytes) -> Any:
-    """The object that `pack` made, its tensors mapped from their files; call it while the sender still holds them."""
+    """Return the packed object with its tensors mapped from files; call it while the sender still holds them."""
     _open_storages.clear()
     try:
         return pickle.loads(data)
@@ -113,7 +117,7 @@ def unpack(data: bytes) -> Any:
 
 
 _open_storages: dict[str, torch.UntypedStorage] = {}
-"""While one object is unpacked: tensors that shared a storage share it again."""
+"""Storages of the object being unpacked, so that tensors that shared a storage share it again."""
 
 
 def _mapped(
@@ -133,6 +137,15 @@ def _mapped(
         tensor.set_(_open_storages[path], offset, size, stride)
     else:
         tensor = torch.empty_strided(size, stride, dtype=dtype)
+    return nn.Parameter(tensor, requires_grad=grad) if param else tensor.requires_grad_(grad)
+
+
+def _repeated(
+    number: bytes, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], grad: bool, param: bool
+) -> torch.Tensor:
+    one = torch.frombuffer(bytearray(number), dtype=torch.uint8).view(dtype).clone()
+    # Not a view to autograd: it may be changed in place.
+    tensor = torch.empty(0, dtype=dtype).set_(one.untyped_storage(), 0, size, stride)
     return nn.Parameter(tensor, requires_grad=grad) if param else tensor.requires_grad_(grad)
 
 

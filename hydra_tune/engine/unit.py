@@ -1,4 +1,4 @@
-"""A unit: the smallest piece of work that the engine schedules, and what comes of it."""
+"""A unit, the smallest piece of work that the engine schedules, and its result."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from hydra_tune.errors import HydraTuneError
+from hydra_tune.core.errors import HydraTuneError
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a trial takes of a device, in bytes."""
+    """Device memory of a trial, in bytes."""
 
     needs: int
-    """While one of its units runs."""
+    """Bytes while one of the trial's units runs."""
     holds: int = 0
-    """Between its units, until it is dropped; what can be spilled does not count."""
+    """Bytes between units, until the trial is dropped; excludes state that can be spilled."""
     alone: bool = False
-    """Whether it goes only where no other trial holds anything: it will keep the device busy by itself."""
+    """True if the trial needs a device on which no other trial holds memory: it keeps the device busy by itself."""
     spills: bool = False
-    """Whether its units work in the device's block memory, which gives way to what others hold; such a trial holds
-    nothing, but needs its place while it is ahead of its last commit."""
+    """True if the units use the device's block memory, which yields to memory that others hold.
+
+    Such a trial holds nothing, but needs its memory while it is ahead of its last commit.
+    """
 
 
 class Role(StrEnum):
-    """Which kind of process can run a unit."""
+    """The kind of process that can run a unit."""
 
     DEVICE = "device"
     BUILDER = "builder"
@@ -37,8 +39,8 @@ class Role(StrEnum):
 class Unit:
     """One call of `work(context, *args)` in a worker process.
 
-    `work` is a module-level function and travels by name. A unit with a `worker` runs only there, because what it needs
-    is resident there; when that worker is gone, the unit is lost with it.
+    `work` is a module-level function and is pickled by name. A unit with a `worker` runs only there, because its state
+    is resident there; if that worker is gone, the unit is lost.
     """
 
     trial: int
@@ -49,20 +51,20 @@ class Unit:
     role: Role = Role.DEVICE
     worker: int | None = None
     remaining: float | None = None
-    """Seconds of work that the trial still has, this unit included; None while nothing is measured."""
+    """Seconds of work left in the trial, including this unit; None before anything is measured."""
     deadline: float | None = None
-    """Seconds without a sign of life, a call of user code or the end, after which the unit counts as hung."""
+    """Seconds without a sign of life (a call of user code or the end) after which the unit counts as hung."""
     recorded: bool = True
-    """Whether it gets a row of its own; else its strategy records many at once."""
+    """True if the unit gets its own row; else its strategy records many units at once."""
     memory: Memory | None = None
-    """What it takes of its device, where that is known; a unit that is bound to no worker waits for one with room."""
+    """Device memory, if known; a unit that is bound to no worker waits for one with room."""
     rank: tuple[int, int] | None = None
-    """Where a batch is many units, of several kinds: the least goes first."""
+    """Order among the units of a batch; the smallest goes first."""
 
 
 @dataclass(frozen=True)
 class UnitResult:
-    """What a unit returned, with where and when it ran."""
+    """The return value of a unit, with the place and time of its run."""
 
     value: Any
     worker: int
@@ -71,12 +73,12 @@ class UnitResult:
     seconds: float
     peak_bytes: int | None
     steps: tuple[StepRecord, ...] = ()
-    """What it was made of, where the work says so."""
+    """Steps of the unit, if the work records them."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A part of a unit that is of interest by itself, such as one shard's backward."""
+    """A recorded part of a unit, such as one shard's backward."""
 
     kind: str
     shard: int
@@ -85,15 +87,15 @@ class StepRecord:
     read_bytes: int
     written_bytes: int
     count: int = 1
-    """How many such steps this stands for."""
+    """Number of steps that this record sums up."""
 
 
 MOST_STEPS = 64
-"""A unit of more steps is recorded by the sums over each kind and shard: a step of a millisecond is no news."""
+"""A unit with more steps is recorded as sums per kind and shard, since single short steps are of no interest."""
 
 
 def summed(steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
-    """The steps one by one, or, where there are many, one for each kind and shard."""
+    """Return the steps unchanged, or one sum per kind and shard if there are many."""
     if len(steps) <= MOST_STEPS:
         return tuple(steps)
     sums: dict[tuple[str, int], StepRecord] = {}
@@ -107,27 +109,27 @@ def summed(steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
 
 
 class TrialEnded(Exception):
-    """Raised by work to end its trial in a way that is no mistake of user code; `status` says which."""
+    """Raised by work to end its trial without an error of user code; `status` is the trial's status."""
 
     status = ""
     facts: Any = None
-    """What the strategy that awaits the unit should know besides, as plain data."""
+    """Further plain data for the strategy that awaits the unit."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception of a unit as plain data: user exceptions need not survive pickling."""
+    """An exception of a unit as plain data, since user exceptions may not survive pickling."""
 
     kind: str
     """The exception's class name."""
     message: str
     traceback: str
     status: str = ""
-    """What it makes of the trial, where the exception says so itself."""
+    """The resulting status of the trial, if the exception defines one."""
     ours: bool = False
-    """Whether the message says all there is to say, without a class name and a traceback."""
+    """True if the message is complete without a class name and a traceback."""
     facts: Any = None
-    """Those of a `TrialEnded`."""
+    """The `facts` of a `TrialEnded`."""
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -143,7 +145,7 @@ class Failure:
 
 
 class UnitFailed(Exception):
-    """Raised where a unit was awaited: the work raised an exception in its worker."""
+    """Raised to the caller of a unit whose work raised an exception in its worker."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(f"{failure.kind}: {failure.message}")
@@ -151,7 +153,7 @@ class UnitFailed(Exception):
 
 
 class UnitHung(Exception):
-    """Raised where a unit was awaited: it showed no sign of life for too long, and its worker was killed."""
+    """Raised to the caller of a unit that showed no sign of life before its deadline; its worker was killed."""
 
     def __init__(self, message: str, stacks: str) -> None:
         super().__init__(message)

@@ -1,8 +1,9 @@
-"""A worker process: it owns one device (or, as the builder, none), runs units and answers for its user code's calls.
+"""A worker process: owns one device (the builder none), runs units and handles calls of their user code.
 
-Started as `python -m hydra_tune.engine.worker FD` with one end of a socket. The main thread runs units one after
-another; a second thread reads messages, so that replies, withdrawals and the coordinator's death are seen while a unit
-runs.
+A worker is forked from the template (`run_forked`), or started as `python -m hydra_tune.engine.worker FD`, with one end
+of a socket. The main thread runs units one after another; a second thread reads messages, so that replies, withdrawals
+and the coordinator's death are noticed while a unit runs. The first unit that needs torch imports it: a user's
+objective may not need it.
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import importlib
 import itertools
 import os
+import pickle
 import queue
 import signal
 import socket
 import sys
 import threading
 import time
+import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hydra_tune.core.errors import InputError
 from hydra_tune.engine.channel import Channel, Closed
+from hydra_tune.engine.gangs import join_group, leave_group
 from hydra_tune.engine.inbox import Inbox
 from hydra_tune.engine.messages import (
     Alive,
@@ -38,74 +44,84 @@ from hydra_tune.engine.messages import (
     Withdrawn,
 )
 from hydra_tune.engine.unit import Failure, StepRecord, summed
-from hydra_tune.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
 COORDINATOR_GONE = 3
+UNREADABLE = 4
+WORKER = "worker"
+"""Argument that identifies a worker's program when user code runs it again; see `refuse_to_run_again`."""
 _PR_SET_PDEATHSIG = 1
 
 
 class BlockMemory(Protocol):
-    """What of a device is given to blocks that can be spilled."""
+    """Device memory for blocks that can be spilled."""
 
     def limit(self, size: int) -> None:
-        """Take at most so many bytes from here on."""
+        """Use at most `size` bytes from now on."""
         ...
 
 
 class RemoteError(Exception):
-    """The coordinator answered a call with an error; its message is the coordinator's."""
+    """The coordinator answered a call with this error message."""
 
 
 class WorkerContext:
-    """What the work of a unit may use: the device, what is resident, and the way to the coordinator."""
+    """Context for the work of a unit: the device, resident state, and the channel to the coordinator."""
 
     def __init__(self, setup: Setup, channel: Channel) -> None:
-        import torch
-
         self.setup = setup
-        self.device: torch.device = torch.device(setup.torch_device)
         self.resident: dict[str, Any] = {}
-        """State that outlives a unit, by attempt; dropped when the coordinator says so."""
+        """State that outlives a unit, by attempt; the coordinator orders its removal."""
         self.unit_peak_bytes: int | None = None
-        """Set by work that counts its own tensors."""
+        """Peak bytes, set by work that counts its own tensors."""
         self.steps: list[StepRecord] = []
-        """What the unit was made of, where the work says so."""
+        """Steps of the unit, if the work records them."""
         self.unit = -1
         self.cache: dict[Any, Any] = {}
-        """What all trials of this worker share, such as data sets."""
+        """Objects shared by all trials of this worker, such as data sets."""
         self.blocks: BlockMemory | None = None
         """The device's block memory, once a trial has spilled."""
         self.block_limit: int | None = None
-        """What that may take in the present unit, where the coordinator says so."""
+        """Bytes that the block memory may use in the current unit, if the coordinator set a limit."""
         self._said_alive = 0.0
         self._channel = channel
         self._calls = itertools.count()
         self._replies: dict[int, queue.SimpleQueue[Reply]] = {}
 
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """The device as a torch.device."""
+        import torch
+
+        return torch.device(self.setup.torch_device)
+
+    @property
+    def on_accelerator(self) -> bool:
+        return self.setup.torch_device != "cpu"
+
     def send(self, message: object) -> None:
         self._channel.send(message)
 
     def alive(self) -> None:
-        """Say that the unit which runs is getting on; at most once a second."""
+        """Report that the running unit makes progress; at most once a second."""
         if time.monotonic() - self._said_alive > 1.0:
             self._said_alive = time.monotonic()
             self.send(Alive(self.unit))
 
     def limit_blocks(self, size: int | None) -> None:
-        """Let the block memory take at most so many bytes; None where nobody knows what others hold."""
+        """Limit the block memory to `size` bytes; None if the memory of other attempts is unknown."""
         self.block_limit = size
         if size is not None and self.blocks is not None:
             self.blocks.limit(max(0, size))
 
     def tell(self, unit: int, name: str, *args: Any) -> None:
-        """Say something to the coordinator on behalf of a unit, without waiting."""
+        """Send a call to the coordinator on behalf of a unit, without waiting."""
         self.send(Call(unit, None, name, args))
 
     def ask(self, unit: int, name: str, *args: Any) -> Any:
-        """Ask the coordinator on behalf of a unit, and wait for the answer."""
+        """Send a call to the coordinator on behalf of a unit, and wait for the reply."""
         call = next(self._calls)
         answer: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         self._replies[call] = answer
@@ -120,7 +136,7 @@ class WorkerContext:
 
 
 def _as_exception(failure: Failure) -> Exception:
-    """An error of the coordinator's Optuna trial, with its own class where that is a built-in one."""
+    """Return the coordinator's error as an exception, with its own class if that is a known built-in."""
     kinds: dict[str, type[Exception]] = {
         "ValueError": ValueError, "TypeError": TypeError, "NotImplementedError": NotImplementedError
     }  # fmt: skip
@@ -141,9 +157,12 @@ class Worker:
             try:
                 message = self.channel.receive()
             except Closed:
-                # The coordinator is gone, and with it every reason to go on; os._exit because the main thread may
-                # be deep in user code.
+                # The coordinator is gone, so there is nothing left to do; os._exit because the main thread may be deep
+                # in user code.
                 os._exit(COORDINATOR_GONE)
+            except Exception:  # noqa: BLE001 - whoever sent it would wait for ever: better the worker is lost, and says so
+                traceback.print_exc()
+                os._exit(UNREADABLE)
             match message:
                 case Reply():
                     self.context.deliver(message)
@@ -171,39 +190,44 @@ class Worker:
             self.context.send(replace(done, value=None, failure=Failure.of(error)))
 
     def _run(self, run: Run) -> Done:
-        from hydra_tune.engine import accelerator
-        from hydra_tune.engine.gangs import Group
-
         context = self.context
         context.unit, context.unit_peak_bytes = run.unit, None
-        group = Group(run.seat, context.device)
         context.send(Started(run.unit))
-        accelerator.begin_measuring(context.device)
+        if context.on_accelerator:
+            from hydra_tune.core import accelerator
+
+            accelerator.begin_measuring(context.device)
         started, clock = time.time(), time.perf_counter()
         value, failure = None, None
         try:
             context.limit_blocks(run.blocks)
-            group.join()
-            value = run.work(context, *run.args)
+            if run.seat is not None:
+                join_group(run.seat, context.device)
+            work, args = pickle.loads(run.call)
+            value = work(context, *args)
         except SystemExit as error:
             failure = Failure("SystemExit", f"user code called sys.exit({error.code!r})", "")
         except BaseException as error:  # noqa: BLE001 - whatever user code raises is the unit's result
             failure = Failure.of(error)
-        # Before the group is left: of a gang's failures the first one counts, the others follow from it.
+        # Measured before leaving the group: the earliest failure of a gang is the original one.
         seconds = time.perf_counter() - clock
-        group.leave()
-        peak = accelerator.peak_bytes(context.device) or context.unit_peak_bytes
+        if run.seat is not None:
+            leave_group()
+        peak = context.unit_peak_bytes
+        if context.on_accelerator:
+            peak = accelerator.peak_bytes(context.device) or peak
         steps, context.steps = summed(context.steps), []
         return Done(run.unit, value, failure, started, seconds, peak, steps)
 
     def _drop(self, attempt: str) -> None:
-        from hydra_tune.engine import accelerator
-
         held = self.context.resident.pop(attempt, None)
         if held is not None:
             if hasattr(held, "close"):
                 held.close()
-            accelerator.release_cached(self.context.device)
+            if self.context.on_accelerator:
+                from hydra_tune.core import accelerator
+
+                accelerator.release_cached(self.context.device)
 
 
 def die_with_parent() -> None:
@@ -213,48 +237,84 @@ def die_with_parent() -> None:
 
 
 def refuse_to_run_again(event: str, arguments: tuple[Any, ...]) -> None:
-    """An audit hook: launchers such as Lightning's `ddp` start ranks by running the program of this process again.
+    """Audit hook that stops launchers such as Lightning's `ddp` from running this worker's program again.
 
-    That would be another worker, without a coordinator, for which rank 0 would wait.
+    The copy would be a worker without a coordinator, for which rank 0 would wait. A search within user code starts the
+    same program with other arguments.
     """
-    if event == "subprocess.Popen" and arguments[1][1:] == ["-m", "hydra_tune.engine.worker", *sys.argv[1:]]:
+    if event == "subprocess.Popen" and arguments[1][1:4] == ["-m", _program(), WORKER]:
         raise InputError(
             "a worker of a search cannot be run again as a script, as strategy 'ddp' of Lightning does",
             "train with strategy='ddp_spawn' or with devices=1; 'ddp' is for scripts of their own",
         )
 
 
+def _program() -> str:
+    """Return the name of the module that this process was started with."""
+    spec = sys.modules["__main__"].__spec__
+    return "" if spec is None else spec.name
+
+
+def run_forked(line: int, output: int) -> None:
+    """Run a worker that was forked from the template as if it had been newly started."""
+    os.setsid()
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    os.close(output)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # else all workers would share the template's random numbers
+    main(line)
+
+
 def main(fd: int) -> None:
-    die_with_parent()
+    """Run the worker until the coordinator is gone."""
+    sys.argv[1:] = [WORKER]
     sys.addaudithook(refuse_to_run_again)
-    # Ctrl-C reaches the whole process group; what it means is the coordinator's decision.
+    # Ctrl-C reaches the whole process group; the coordinator decides how to react.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The watchdog asks a hung worker what it is doing; faulthandler answers even when Python code cannot run.
+    # The coordinator asks a hung worker for its stacks; faulthandler answers even when Python code cannot run.
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     line = socket.socket(fileno=fd)
-    # A process that user code forks must not keep the line open when this one is gone.
+    # A process that user code forks must not keep the socket open after this one is gone.
     os.register_at_fork(after_in_child=line.close)
     channel = Channel(line)
-    setup: Setup = channel.receive()
-    sys.path[:] = setup.sys_path
-    os.chdir(setup.cwd)
-
-    import torch
-
-    from hydra_tune.engine import accelerator
-
-    torch.set_num_threads(setup.threads)
+    try:
+        setup: Setup = channel.receive()
+    except Closed:
+        os._exit(COORDINATOR_GONE)
+    _settle(setup)
     context = WorkerContext(setup, channel)
-    accelerator.use(context.device)
+    if context.on_accelerator:
+        from hydra_tune.core import accelerator
+
+        accelerator.use(context.device)
     worker = Worker(channel, context)
     threading.Thread(target=worker.read_messages, name="hydra-messages", daemon=True).start()
-    context.send(Ready(os.getpid()))
     for module in setup.warm:
-        # What cannot be imported is the failure of the unit that needs it.
+        # A failed import is reported by the unit that needs the module.
         with contextlib.suppress(Exception):
             importlib.import_module(module)
+    context.send(Ready(os.getpid()))
     worker.run_units()
 
 
+def _settle(setup: Setup) -> None:
+    """Apply the coordinator's path, folder and environment, and this worker's thread counts."""
+    sys.path[:] = setup.sys_path
+    os.chdir(setup.cwd)
+    os.environ.clear()
+    os.environ.update(setup.environment)
+    # Libraries loaded by now have read the template's environment; later ones read the one above.
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(setup.threads)
+    wish = os.environ.get("OPENBLAS_NUM_THREADS", "").strip()
+    blas = int(wish) if wish.isdecimal() else setup.threads
+    if blas != 1:
+        import threadpoolctl
+
+        threadpoolctl.threadpool_limits(blas, user_api="blas")
+
+
 if __name__ == "__main__":
+    die_with_parent()
     main(int(sys.argv[1]))

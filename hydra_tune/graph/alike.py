@@ -17,7 +17,7 @@ from hydra_tune.graph.program import Attribute, Op, Ref, attribute, leaves
 
 
 def kinds_of(model: nn.Module, captured: Captured, sizes: Iterable[Hashable]) -> list[Hashable]:
-    """For each node its kind: alike nodes have the same. `sizes` says for each what was counted of it."""
+    """Return the kind of each node, equal for nodes that do the same work; `sizes` has each node's byte counts."""
     operations = captured.program.training
     return [
         (tuple(_call(model, op) for op in operations[node.start : node.stop]), _tensors(model, node), size)
@@ -26,7 +26,7 @@ def kinds_of(model: nn.Module, captured: Captured, sizes: Iterable[Hashable]) ->
 
 
 def medians(kinds: Sequence[Hashable], runs: Sequence[Sequence[float]]) -> list[float]:
-    """For each node the median of what alike nodes took, in all runs."""
+    """Return for each node the median of its kind's values (such as seconds) over all runs."""
     found: dict[Hashable, list[float]] = {}
     for run in runs:
         for kind, value in zip(kinds, run, strict=True):
@@ -36,7 +36,7 @@ def medians(kinds: Sequence[Hashable], runs: Sequence[Sequence[float]]) -> list[
 
 
 def _call(model: nn.Module, op: Op) -> Hashable:
-    """What an operation does, whatever it does it to."""
+    """Return a key for an operation's call and settings, without the tensors that it works on."""
     does = repr(model.get_submodule(op.target)) if op.kind == "module" and isinstance(op.target, str) else op.label
     settings = [
         type(leaf).__name__ if isinstance(leaf, Ref | Attribute | torch.Tensor) else repr(leaf)

@@ -19,15 +19,19 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_flatten
 
-from hydra_tune.batches import call_model
+from hydra_tune.core.random_state import RandomState
+from hydra_tune.core.trees import call_model
 from hydra_tune.graph.program import Attribute, Op, Program, Ref, attribute, leaves, program_inputs, shapes_of
 from hydra_tune.graph.tracer import Tracer, attributes_of, restore_attributes
-from hydra_tune.seeds import RandomState
 
 logger = logging.getLogger(__name__)
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Layers whose gradients of input and weights are products of their own; others compute both at once."""
+
+
+MOST_CLOSED = 24
+"""Most modules that are called as a whole; each costs another recording."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,14 @@ class Captured:
     nodes: tuple[Node, ...]
     whole_because: str = ""
 
+    @property
+    def mixed(self) -> bool:
+        """True if operations compute in 16 bits where that does no harm."""
+        return self.program.mixed
+
 
 def capture(model: nn.Module, pilot: Any, batches: Sequence[Any]) -> Captured:
-    """The program of `model`, recorded with the inputs `pilot` and checked on those of `batches`.
+    """Return the program of `model`, recorded with the inputs `pilot` and checked on those of `batches`.
 
     The pilot only says what shapes come of what: a few rows will do. With no batches to check on, the program is that
     of a model which is known from before.
@@ -62,30 +71,42 @@ def capture(model: nn.Module, pilot: Any, batches: Sequence[Any]) -> Captured:
     names = _argument_names(model, pilot)
     with untouched(model):
         opaque: set[str] = set()
-        while True:
+        reason = ""
+        if _draws_outside_torch(model, pilot):
+            reason = "its forward draws numbers from Python's or NumPy's generators, which a recording would fix"
+        while not reason:
             program, reason, culprit = _record_both(model, names, pilot, opaque)
             if program is not None:
                 reason = _difference(program, model, batches)
                 if not reason:
                     return Captured(program, _nodes(program, model))
                 culprit = _next_to_close(model, opaque)
-            if not culprit:
+            if not culprit or len(opaque) == MOST_CLOSED:
                 break
             logger.info("module %r is not cut inside: %s", culprit, reason)
             opaque.add(culprit)
+            reason = ""
     op = _the_model(names, by_name=isinstance(pilot, Mapping))
     whole = Program(tuple(names), (op,), (op,), Ref(len(names)))
     return Captured(whole, _nodes(whole, model), whole_because=reason)
 
 
+def _draws_outside_torch(model: nn.Module, pilot: Any) -> bool:
+    """True if the model's forward draws random numbers that are not torch's."""
+    with untouched(model), _in_mode(model, True), torch.no_grad():
+        before = RandomState.capture()
+        call_model(model, pilot)
+        return not before.same_outside_torch(RandomState.capture())
+
+
 def _the_model(names: Sequence[str], *, by_name: bool) -> Op:
-    """The whole model as one operation."""
+    """Return the whole model as one operation."""
     refs = [Ref(i) for i in range(len(names))]
     return Op("module", "", (), dict(zip(names, refs, strict=True))) if by_name else Op("module", "", tuple(refs))
 
 
 def _argument_names(model: nn.Module, inputs: Any) -> list[str]:
-    """The forward's arguments that a batch gives, in order."""
+    """Return the names of the forward's arguments that a batch gives, in order."""
     parameters = inspect.signature(model.forward).parameters
     if isinstance(inputs, Mapping):
         named = [name for name in parameters if name in inputs]
@@ -97,7 +118,7 @@ def _argument_names(model: nn.Module, inputs: Any) -> list[str]:
 
 
 def _record_both(model: nn.Module, names: list[str], pilot: Any, opaque: set[str]) -> tuple[Program | None, str, str]:
-    """The program; else why there is none, and the module that is to be called as a whole for the next try."""
+    """Return the program; else None, the reason, and the module to call as a whole in the next try."""
     found: list[tuple[tuple[Op, ...], Any]] = []
     fixed = False
     for training in (True, False):
@@ -106,7 +127,7 @@ def _record_both(model: nn.Module, names: list[str], pilot: Any, opaque: set[str
             try:
                 found.append(_translate(tracer.record(model, *_arguments(model, names, pilot)), names))
             except Exception as error:  # noqa: BLE001 - user code may raise anything when it is recorded
-                return None, f"{type(error).__name__}: {error}", tracer.failed_in
+                return None, _in_words(error), tracer.failed_in
             fixed |= tracer.depends_on_shapes
     (ops, output), (evaluation, other) = found
     unlike = _first_unlike(ops, evaluation)
@@ -118,6 +139,13 @@ def _record_both(model: nn.Module, names: list[str], pilot: Any, opaque: set[str
     return Program(tuple(names), ops, evaluation, output, shapes=shapes), "", ""
 
 
+def _in_words(error: Exception) -> str:
+    """Say why a forward cannot be recorded; torch.fx speaks of code objects where a decorator hides the arguments."""
+    if "co_varnames" in str(error) or "after ** must be a mapping" in str(error):
+        return "its forward is wrapped by a decorator, which hides its arguments from a recording"
+    return f"{type(error).__name__}: {error}"
+
+
 def _arguments(model: nn.Module, names: list[str], pilot: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     values = [pilot[name] for name in names] if isinstance(pilot, Mapping) else pilot
     given = dict(zip(names, values if isinstance(values, tuple | list) else [values], strict=True))
@@ -127,7 +155,7 @@ def _arguments(model: nn.Module, names: list[str], pilot: Any) -> tuple[dict[str
 
 
 def _translate(graph: fx.Graph, names: Sequence[str]) -> tuple[tuple[Op, ...], Any]:
-    """torch.fx's graph as plain operations; parameters and buffers are named where they are used."""
+    """Return torch.fx's graph as plain operations; parameters and buffers are named where they are used."""
     stands_for: dict[fx.Node, Any] = {}
     ops: list[Op] = []
     output: Any = None
@@ -148,7 +176,7 @@ def _translate(graph: fx.Graph, names: Sequence[str]) -> tuple[tuple[Op, ...], A
 
 
 def _plain(tree: Any) -> Any:
-    """torch.fx's immutable lists and dicts as ordinary ones."""
+    """Return a tree with torch.fx's immutable lists and dicts replaced by ordinary ones."""
     if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
         return tuple(_plain(each) for each in tree)
     if isinstance(tree, list):
@@ -170,7 +198,7 @@ def _first_unlike(ops: Sequence[Op], others: Sequence[Op]) -> int | None:
 
 
 def _next_to_close(model: nn.Module, opaque: set[str]) -> str:
-    """The next module to call as a whole when nothing says which is to blame: the deepest that is still open."""
+    """Return the next module to call as a whole when no error names one: the deepest that is still open."""
     tracer = fx.Tracer()
     still_open = [
         name for name, module in model.named_modules()
@@ -184,7 +212,7 @@ def _inside(name: str, opaque: set[str]) -> bool:
 
 
 def _nodes(program: Program, model: nn.Module) -> tuple[Node, ...]:
-    """Operations grouped: each one with parameters starts a node, those without belong to the one before."""
+    """Group operations into nodes: each one with parameters starts a node, those without belong to the node before."""
     nodes: list[Node] = []
     start, names, label, layer = 0, _Used(), "", None
     first = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
@@ -202,7 +230,7 @@ def _nodes(program: Program, model: nn.Module) -> tuple[Node, ...]:
 
 
 def _is_layer(op: Op, model: nn.Module) -> bool:
-    """Whether an operation calls one of torch's own layers, and not a class of the user's that is made of one."""
+    """True if an operation calls one of torch's own layers, and not a user's subclass of one."""
     return op.kind == "module" and type(model.get_submodule(str(op.target))) in LAYERS
 
 
@@ -219,7 +247,7 @@ class _Used:
 
 
 def _used_by(op: Op, model: nn.Module, first: Mapping[int, str]) -> _Used:
-    """What an operation uses, by the first of the names that a tied parameter has."""
+    """Return the parameters and buffers that an operation uses; a tied parameter goes by the first of its names."""
     used = _Used()
     tensors = [attribute(model, name) for name in op.attributes()]
     if op.kind == "module":
@@ -233,7 +261,7 @@ def _used_by(op: Op, model: nn.Module, first: Mapping[int, str]) -> _Used:
 
 
 def _difference(program: Program, model: nn.Module, batches: Sequence[Any]) -> str:
-    """How the program differs from the model on these batches; empty where it does not."""
+    """Return in words the difference between program and model on these batches; empty if there is none."""
     for training in (True, False):
         # Evaluation takes the same path, by construction: a small batch shows that its constants are right too.
         for inputs in batches if training else batches[-1:]:
@@ -252,7 +280,7 @@ def _difference(program: Program, model: nn.Module, batches: Sequence[Any]) -> s
 
 
 def _left(outputs: Any, model: nn.Module) -> list[Any]:
-    """What a run leaves: the leaves of its outputs, and the buffers."""
+    """Return the results of a run: the leaves of its outputs, and copies of the buffers."""
     return [*tree_flatten(outputs)[0], *(buffer.clone() for buffer in model.buffers())]
 
 
@@ -264,8 +292,11 @@ def _same(one: Any, other: Any) -> bool:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Whatever a pilot run does to buffers, modules' attributes and random streams is undone."""
+    """Undo at the end of the block all changes to buffers, modules' attributes and random streams."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    renormed = [module.weight for module in embeddings if module.max_norm is not None]
+    weights = [weight.detach().clone() for weight in renormed]
     attributes = attributes_of(model)
     before = RandomState.capture()
     try:
@@ -276,6 +307,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for name, buffer in buffers.items():
                 attribute(model, name).copy_(buffer)
+            for weight, earlier in zip(renormed, weights, strict=True):
+                weight.copy_(earlier)
 
 
 @contextmanager

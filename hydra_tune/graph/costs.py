@@ -1,8 +1,10 @@
-"""What the nodes of a captured model cost, and what a shard, a contiguous range of them, takes on a device.
+"""Costs of a model's nodes, and of a shard, a contiguous range of nodes, on a device.
 
-The costs come from one pilot batch; this module only adds them up, and writes and reads them as JSON, since profiles
-are kept on disk. A shard is judged by its backward unit, which holds the most: Hydra's units (arXiv 2110.08633)
-recompute the forward inside the backward, so state, activations, both boundaries and gradients meet there.
+The costs come from one pilot batch, of a recorded model (`profile.py`) or of an observed one (`observe.py`). This
+module only adds them up, and writes and reads them as JSON, since profiles are kept on disk. A shard is judged by its
+backward, which holds the most: state, activations, both boundaries and gradients meet there. In an observed model
+boundaries count as zero bytes, because values pass from node to node inside the user's own forward; buffers count in
+the peaks, because they stay on the device.
 """
 
 from __future__ import annotations
@@ -13,67 +15,65 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-ALIGNED = 64
-"""Bytes: tensors in a block start at multiples of it, which vector instructions want and any dtype bears."""
-
-
-def aligned(size: int) -> int:
-    """What a tensor of `size` bytes takes in a block."""
-    return -(-size // ALIGNED) * ALIGNED
-
 
 @dataclass(frozen=True, kw_only=True)
 class NodeCost:
-    """One node of a captured model, in execution order, as the pilot batch measured it."""
+    """Cost of one node of a recorded or observed model, as the pilot batch measured it; nodes are in execution
+    order."""
 
     name: str
     forward_seconds: float
     backward_seconds: float
     step_seconds: float
     parameter_bytes: int
-    """Parameters that this node uses first: it owns them."""
+    """Bytes of the parameters that this node uses first: it owns them."""
     optimizer_bytes: int
-    """Optimizer state of the parameters that it owns."""
+    """Bytes of optimizer state for the parameters that this node owns."""
     buffer_bytes: int
     largest_parameter_bytes: int
-    """Gradients are consumed parameter by parameter, so only the largest counts."""
+    """Bytes of its largest parameter. Gradients are consumed parameter by parameter, so only one at a time takes
+    memory."""
     activation_bytes: int
-    """Saved by its forward for its backward."""
+    """Bytes that its forward saves for its backward."""
     forward_peak_bytes: int
-    """What its forward takes for a moment, beyond the saved activations."""
+    """Most bytes that its forward takes at once, beyond the saved activations."""
     backward_peak_bytes: int
-    """What its backward takes for a moment, with the gradient of what came in, which it hands on when it is done."""
+    """Most bytes that its backward takes at once, including the gradient of its inputs, which it hands on at the
+    end."""
     boundary_bytes: int
-    """All values that cross a cut right after this node, residual links too."""
+    """Bytes of all values that cross a cut right after this node, residual links too; zero in an observed model."""
     saved_input_bytes: int = 0
-    """The part of the saved activations that came in from the node before: at a cut, the boundary itself."""
+    """Bytes of saved activations that came in from the node before: at a cut, the boundary itself."""
     cut_allowed: bool = True
-    """Whether a cut right after this node is possible."""
+    """True if a cut right after this node is possible."""
     preferred: bool = False
-    """The user named this as a split point."""
+    """True if the user named this node as a split point."""
     tied: Mapping[str, int] = field(default_factory=dict)
-    """Parameters that an earlier node owns and this one uses too: name to bytes."""
+    """Bytes, by name, of the parameters that an earlier node owns and this one uses too."""
     shared: Mapping[str, int] = field(default_factory=dict)
-    """Parameters that this node owns and later ones have in `tied`: where owner and user are in one shard, it is there
-    once. A tied parameter that no node lists here counts as owned by another shard."""
+    """Bytes, by name, of the parameters that this node owns and later ones have in `tied`. Where owner and user are in
+    one shard, the parameter is there once; a tied parameter that no node lists here counts as owned by another
+    shard."""
     compressed_gradient_bytes: int | None = None
-    """Of the parameters that it owns, where gradients are stored for some of their weights only."""
+    """Bytes of its own parameters' gradients where they are stored for some of the weights only; else None."""
     stepless_peak_bytes: int | None = None
-    """What its backward takes for a moment without the steps of its parameters, where that was measured."""
+    """Most bytes that its backward takes at once without its parameters' optimizer steps; None if not measured."""
+    unsaved_bytes: int | None = None
+    """Most bytes alive in its forward that autograd had not saved by then; None unless the model is observed."""
 
     @property
     def gradient_bytes(self) -> int:
-        """What the gradients of its own parameters take while they wait for a step."""
+        """Bytes of its own parameters' gradients while they wait for an optimizer step."""
         return self.parameter_bytes if self.compressed_gradient_bytes is None else self.compressed_gradient_bytes
 
     @property
     def state_bytes(self) -> int:
-        """All that its own parameters take where everything stays: they, their gradients, optimizer and buffers."""
+        """Bytes of its own parameters, their gradients, their optimizer state and its buffers."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.buffer_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """What it takes for a moment, at most."""
+        """Most bytes that its forward or its backward takes at once, beyond state and saved activations."""
         return max(self.forward_peak_bytes, self.backward_peak_bytes)
 
     @property
@@ -82,12 +82,12 @@ class NodeCost:
 
 
 def as_json(nodes: Iterable[NodeCost]) -> str:
-    """The costs as one JSON text."""
+    """Return the costs as one JSON text."""
     return json.dumps([dataclasses.asdict(node) for node in nodes])
 
 
 def from_json(text: str) -> tuple[NodeCost, ...]:
-    """The costs that `as_json` wrote. Raises ValueError for any other text, such as that of another version."""
+    """Return the costs that `as_json` wrote; raise ValueError for any other text, such as another version's."""
     rows: Any = json.loads(text)
     try:
         return tuple(NodeCost(**row) for row in rows)
@@ -95,18 +95,18 @@ def from_json(text: str) -> tuple[NodeCost, ...]:
         raise ValueError(f"these are no costs of nodes: {error}") from error
 
 
-_OF_A_BATCH = ("activation_bytes", "forward_peak_bytes", "backward_peak_bytes", "boundary_bytes")
-"""What depends on the shape of the batch."""
+_OF_A_BATCH = ("activation_bytes", "forward_peak_bytes", "backward_peak_bytes", "boundary_bytes", "unsaved_bytes")
+"""Fields of `NodeCost` that depend on the shape of the batch."""
 
 
 def covering(one: NodeCost, other: NodeCost) -> NodeCost:
-    """A node's cost for whichever of two batches takes more; of equal ones the first, whose seconds stay then."""
-    sizes, others = ([getattr(cost, name) for name in _OF_A_BATCH] for cost in (one, other))
+    """Return a node's cost that covers either of two batches; the first one's seconds where it takes no less memory."""
+    sizes, others = ([getattr(cost, name) or 0 for name in _OF_A_BATCH] for cost in (one, other))
     if all(a >= b for a, b in zip(sizes, others, strict=True)):
         return one
     if all(a <= b for a, b in zip(sizes, others, strict=True)):
         return other
-    most = {name: max(a, b) for name, a, b in zip(_OF_A_BATCH, sizes, others, strict=True)}
+    most: Any = {name: max(a, b) for name, a, b in zip(_OF_A_BATCH, sizes, others, strict=True)}
     peaks = [cost.stepless_peak_bytes for cost in (one, other) if cost.stepless_peak_bytes is not None]
     # What came in and is saved comes off what a shard takes: the less of it, the more that is.
     least = min(one.saved_input_bytes, other.saved_input_bytes)
@@ -114,36 +114,41 @@ def covering(one: NodeCost, other: NodeCost) -> NodeCost:
 
 
 def judging(one: NodeCost, other: NodeCost) -> NodeCost:
-    """A node's cost that covers the evaluation of another batch, which keeps nothing for a backward."""
-    names = ("forward_peak_bytes", "boundary_bytes")
-    return dataclasses.replace(one, **{name: max(getattr(one, name), getattr(other, name)) for name in names})
+    """Return the cost `one` raised to cover the evaluation of another batch, which saves nothing for a backward."""
+    most: Any = {
+        name: max(getattr(one, name) or 0, getattr(other, name) or 0)
+        for name in ("forward_peak_bytes", "boundary_bytes", "unsaved_bytes")
+    }
+    return dataclasses.replace(one, **most)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardCost:
-    """What the nodes `start` to `stop` (exclusive) take as one shard."""
+    """Cost of the nodes `start` to `stop` (exclusive) as one shard."""
 
     start: int
     stop: int
     forward_seconds: float
     backward_seconds: float
-    """Without recomputing the forward."""
+    """Seconds of the backward, without recomputing the forward."""
     step_seconds: float
     parameter_bytes: int
     optimizer_bytes: int
     buffer_bytes: int
     tied_bytes: int
-    """Parameters of other shards that this one uses: copies, never written by it."""
+    """Bytes of other shards' parameters that this one uses: copies, never written by it."""
     activation_bytes: int
     in_bytes: int
-    """What comes in over the cut before it; the batch, for the first shard."""
+    """Bytes that come in over the cut before it; the batch's bytes for the first shard."""
     out_bytes: int
-    """What goes out in its forward, and comes back as a gradient in its backward, when the value itself may be spilled.
-    The gradient of what comes in is made by the backward, and counts there."""
+    """Bytes that go out in its forward and come back as gradients in its backward, when the values themselves may be
+    spilled. Gradients of its inputs are made by the backward, and count there."""
     gradient_bytes: int
     forward_working_bytes: int
-    """What its forward takes for a moment, beyond activations."""
+    """Most bytes that its forward takes at once, beyond activations."""
     backward_working_bytes: int
+    unsaved_bytes: int = 0
+    """Most bytes alive in its forward that autograd had not saved by then; zero unless the model is observed."""
 
     @property
     def seconds(self) -> float:
@@ -151,12 +156,12 @@ class ShardCost:
 
     @property
     def state_bytes(self) -> int:
-        """What this shard owns and carries from batch to batch: what is spilled and brought in again."""
+        """Bytes that this shard owns and carries from batch to batch, and that are spilled and brought in again."""
         return self.parameter_bytes + self.optimizer_bytes + self.buffer_bytes
 
     @property
     def device_bytes(self) -> int:
-        """What its backward unit holds on a device at its peak."""
+        """Most bytes that its backward holds on a device."""
         return (
             self.state_bytes
             + self.tied_bytes
@@ -171,7 +176,7 @@ class ShardCost:
 def shard_cost(
     nodes: Sequence[NodeCost], start: int, stop: int, *, deferred: bool = False, input_bytes: int = 0
 ) -> ShardCost:
-    """The cost of one shard.
+    """Return the cost of the nodes `start` to `stop` (exclusive) as one shard.
 
     `deferred` says that the optimizer steps after all of a batch's backward units (clipping, accumulation): then each
     shard keeps gradients for all of its parameters, instead of one parameter's at a time.
@@ -203,4 +208,5 @@ def shard_cost(
         + (sum(node.gradient_bytes for node in own) if deferred else max(node.largest_parameter_bytes for node in own)),
         forward_working_bytes=max(node.forward_peak_bytes for node in own),
         backward_working_bytes=max(node.backward_peak_bytes for node in own),
+        unsaved_bytes=max(node.unsaved_bytes or 0 for node in own),
     )

@@ -1,9 +1,9 @@
-"""Where to cut a model: the fewest contiguous shards that fit a device, and of those the best balanced.
+"""Finds where to cut a model: the fewest contiguous shards that fit a device, and of those the best balanced.
 
 Hydra cuts greedily, filling the device and rolling back (arXiv 2107.06469). That is not always the fewest, because what
-a shard takes does not grow evenly with its length: a cut may fall where little crosses it, or where a residual link
-and a wide layer do. Here dynamic programming over the possible cuts finds the optimum. It works on whole rows of
-ranges that end at one cut, with numpy, and leaves out ranges whose state alone is too large.
+a shard takes does not grow evenly with its length: a cut may fall where little crosses it, or where a residual link and
+a wide layer do. Here dynamic programming over the possible cuts finds the optimum. It works on whole rows of ranges
+that end at one cut, with numpy, and leaves out ranges whose state alone is too large.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hydra_tune.devices import format_bytes
-from hydra_tune.errors import Infeasible
+from hydra_tune.core.devices import format_bytes
+from hydra_tune.core.errors import Infeasible
 from hydra_tune.graph.costs import NodeCost, ShardCost, shard_cost
 
 MIB = 2**20
 ROUNDING = 1 + 1e-9
-"""Sums of seconds over the same nodes differ in their last digits; a balance that is equal but for that is equal."""
+"""Factor within which two sums of seconds count as equal: sums over the same nodes differ in their last digits."""
 _UNREACHED = 2**62
 
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -38,12 +38,12 @@ class Partition:
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """The nodes before which there is a cut."""
+        """Indices of the nodes before which there is a cut."""
         return tuple(shard.start for shard in self.shards[1:])
 
     @property
     def device_bytes(self) -> int:
-        """What the largest shard takes on a device."""
+        """Bytes that the largest shard takes on a device."""
         return max(shard.device_bytes for shard in self.shards)
 
 
@@ -55,7 +55,7 @@ def partition(
     transfer_fraction: float = 0.1,
     deferred: bool = False,
 ) -> Partition:
-    """The fewest shards that fit, then the least seconds of the slowest, then the most preferred cuts.
+    """Return the fewest shards that fit, then the least seconds of the slowest, then the most preferred cuts.
 
     Raises Infeasible where nothing fits. `transfer_fraction` of the budget stays free for the shard that is brought in
     while another one computes; `input_bytes` is the batch, which the first shard takes in.
@@ -71,13 +71,13 @@ def partition(
 def smallest_budget(
     nodes: Sequence[NodeCost], *, input_bytes: int = 0, transfer_fraction: float = 0.1, deferred: bool = False
 ) -> int:
-    """The smallest budget, in bytes of whole MiB, with which `partition` succeeds."""
+    """Return the smallest budget, in bytes of whole MiB, with which `partition` succeeds."""
     needed = _bottleneck(_Ranges(nodes, input_bytes, deferred)).device_bytes
     return _budget_for(needed, transfer_fraction)
 
 
 class _Ranges:
-    """What every range between two possible cuts takes. Point k is the k-th possible cut; point 0 is the beginning."""
+    """Costs of every range between two possible cuts. Point k is the k-th possible cut; point 0 is the beginning."""
 
     def __init__(self, nodes: Sequence[NodeCost], input_bytes: int, deferred: bool) -> None:
         if not nodes:
@@ -104,12 +104,14 @@ class _Ranges:
         return len(self.points) - 1
 
     def shard(self, start: int, stop: int) -> ShardCost:
-        """The range between two points as a shard."""
+        """Return the cost of the range between two points as a shard."""
         nodes = (self.points[start], self.points[stop])
         return shard_cost(self.nodes, *nodes, deferred=self.deferred, input_bytes=self.input_bytes)
 
     def rows(self, room: int) -> Iterator[tuple[int, int, Integers]]:
-        """For each point: the first start worth a look, and the device bytes of the ranges from there on to the point.
+        """Yield for each point the first useful start, and the device bytes of each range from there on to the point.
+
+        Running maxima and tied bytes are kept from row to row, so that a row is a handful of vector operations.
 
         What is kept from row to row (the running maxima and tied bytes) makes a row a handful of vector operations.
         """
@@ -131,7 +133,7 @@ class _Ranges:
 
 
 def _tied_steps(nodes: Sequence[NodeCost], end: Integers, deferred: bool) -> dict[int, list[tuple[int, int, int]]]:
-    """How tied parameters add to ranges: at which stop, to which starts, how many bytes.
+    """Return the bytes that tied parameters add to ranges: by stop, the first and last start and the bytes.
 
     A use whose owner stands before the range brings a copy and a gradient, once however many uses follow; the owner
     itself brings the gradient that its uses add to (which `deferred` counts with all others).
@@ -158,7 +160,7 @@ def _tied_steps(nodes: Sequence[NodeCost], end: Integers, deferred: bool) -> dic
 
 
 def _fewest(ranges: _Ranges, room: int) -> tuple[list[Integers], Floats]:
-    """For each point the starts of its last shard that make the fewest shards, and the least slowest shard's seconds.
+    """Return for each point its last shard's starts that make the fewest shards, and the slowest shard's least seconds.
 
     One pass is exact for the balance too: on the way to the fewest shards of the whole model, each part before a cut
     has its own fewest; one more there could not be saved after it.
@@ -182,7 +184,7 @@ def _fewest(ranges: _Ranges, room: int) -> tuple[list[Integers], Floats]:
 
 
 def _best_cuts(ranges: _Ranges, starts: list[Integers], slowest: Floats) -> list[tuple[int, int]]:
-    """Of the balanced ways, the one with the most preferred cuts, then the fewest bytes across its cuts."""
+    """Return the balanced shards with the most preferred cuts, and among those with the fewest bytes across cuts."""
     limit = slowest[-1] * ROUNDING
     weight = 1 + int(ranges.out.sum())
     worth: Integers = np.full(len(ranges) + 1, -_UNREACHED, dtype=np.int64)
@@ -202,7 +204,7 @@ def _best_cuts(ranges: _Ranges, starts: list[Integers], slowest: Floats) -> list
 
 
 def _way(before: list[int]) -> list[tuple[int, int]]:
-    """The shards from the first point to the last, as each point knows where its last shard starts."""
+    """Return the shards from the first point to the last; `before` has for each point the start of its last shard."""
     stop, shards = len(before) - 1, []
     while stop:
         shards.append((before[stop], stop))
@@ -211,7 +213,7 @@ def _way(before: list[int]) -> list[tuple[int, int]]:
 
 
 def _bottleneck(ranges: _Ranges) -> ShardCost:
-    """The largest shard of the cutting whose largest shard is smallest: what a device must hold at the least."""
+    """Return the largest shard of the cut whose largest shard is smallest: a device must hold at least that one."""
     enough = max(ranges.shard(i, i + 1).device_bytes for i in range(len(ranges)))  # every possible cut made
     least = np.full(len(ranges) + 1, _UNREACHED, dtype=np.int64)
     least[0] = 0
@@ -242,14 +244,14 @@ def _infeasible(ranges: _Ranges, budget: int, room: int, transfer_fraction: floa
 
 
 def _room(budget: int, transfer_fraction: float) -> int:
-    """The part of a budget that a shard may take."""
+    """Return the bytes of a budget that a shard may take."""
     if not 0 <= transfer_fraction < 1:
         raise ValueError(f"transfer_fraction cannot be {transfer_fraction}")
     return int(budget * (1 - transfer_fraction))
 
 
 def _budget_for(needed: int, transfer_fraction: float) -> int:
-    """The smallest budget in whole MiB whose room is `needed` bytes or more."""
+    """Return the smallest budget, in bytes of whole MiB, of which a shard may take `needed` bytes or more."""
     count = max(1, math.floor(needed / (1 - transfer_fraction) / MIB))
     while _room(count * MIB, transfer_fraction) < needed:
         count += 1

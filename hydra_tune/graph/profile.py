@@ -1,4 +1,4 @@
-"""What each node of a model costs: one pilot batch, node by node, forward and backward, measured.
+"""Measures the costs of a recorded model's nodes: one pilot batch, node by node, forward and backward.
 
 Bytes are counted as tensors are made and freed; seconds come from runs without the counting. `profile_cache.py` keeps
 profiles for the trials and runs that share one.
@@ -16,42 +16,40 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hydra_tune.engine.clock import work_seconds
-from hydra_tune.engine.memory import TensorBytes
+from hydra_tune.core.alignment import aligned
+from hydra_tune.core.clock import work_seconds
+from hydra_tune.core.random_state import RandomState
+from hydra_tune.core.tensor_memory import TensorBytes
 from hydra_tune.graph.alike import kinds_of, medians
 from hydra_tune.graph.capture import Captured, Node, untouched
-from hydra_tune.graph.costs import NodeCost, aligned
-from hydra_tune.seeds import RandomState
+from hydra_tune.graph.costs import NodeCost
+from hydra_tune.graph.pilot_steps import PilotOptimizer, PilotSteps, StateLayout, bytes_of, state_bytes
 
 TIMED_RUNS, TIMED_SECONDS = 3, 2.0
-"""How often a pilot batch is timed: others may disturb one run; as long as it takes no longer than this."""
+"""Most timed runs of a pilot batch, and seconds after which no further run starts."""
 _CLOCKS = ("forward_seconds", "backward_seconds", "step_seconds")
-StateLayout = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]]
-PilotOptimizer = Callable[[str, nn.Parameter], torch.optim.Optimizer | None]
-"""Makes the optimizer of one parameter, given its name; None for one that is not trained."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The costs of a model's nodes for one shape of batch."""
+    """Costs of a model's nodes for one shape of batch."""
 
     nodes: tuple[NodeCost, ...]
     state: StateLayout
-    """For each parameter, the tensors of its optimizer state."""
+    """Dtype and shape of each tensor of optimizer state, by parameter."""
     mutated: frozenset[int]
-    """Values that a node changes in place after another node made them."""
+    """Numbers of the values that a node changes in place after another node made them."""
     input_bytes: int
     value_bytes: Mapping[int, int] = field(default_factory=dict)
-    """What each value takes that one node makes and another one uses."""
+    """Bytes of each value that one node makes and another one uses."""
     draws: bool = False
-    """Whether its forward in training draws random numbers."""
+    """True if the forward in training draws random numbers."""
     changes_buffers: bool = False
-    """Whether its forward in training changes buffers, as batch-norm does."""
+    """True if the forward in training changes buffers, as batch-norm does."""
     in_place: frozenset[int] = frozenset()
-    """Nodes in which one operation changes what another one made."""
+    """Indices of the nodes in which one operation changes in place the result of another."""
 
 
 def profile(
@@ -60,7 +58,7 @@ def profile(
 ) -> Profile:  # fmt: skip
     """Measure every node; `inputs` are the program's, `loss` takes the model's output.
 
-    What is timed is timed in `timed_in`, where that is given.
+    Timed runs happen inside the context manager `timed_in`, if given.
     """
     pilot = _Pilot(model, captured, loss, optimizer)
     with _gradients_aside(model):
@@ -69,7 +67,7 @@ def profile(
             counted = pilot.run(inputs, counting=True)
         with timed_in or nullcontext():
             timed = _timed(pilot, inputs, counted)
-        pilot.prepare_others()
+        pilot.steps.prepare_others()
     owners = _owners(captured.nodes)
     sizes = {name: aligned(p.numel() * p.element_size()) for name, p in model.named_parameters()}
     buffers = {name: aligned(b.numel() * b.element_size()) for name, b in model.named_buffers()}
@@ -83,7 +81,7 @@ def profile(
                 name=node.name, forward_seconds=clock.forward_seconds,
                 backward_seconds=max(0.0, clock.backward_seconds - clock.step_seconds), step_seconds=clock.step_seconds,
                 parameter_bytes=sum(sizes[name] for name in own),
-                optimizer_bytes=sum(_state_bytes(pilot.state.get(name, {})) for name in own),
+                optimizer_bytes=sum(state_bytes(pilot.steps.state.get(name, {})) for name in own),
                 buffer_bytes=sum(buffers[name] for name in node.buffers),
                 largest_parameter_bytes=max((sizes[name] for name in node.parameters), default=0),
                 activation_bytes=count.activation_bytes, forward_peak_bytes=count.forward_peak_bytes,
@@ -98,13 +96,13 @@ def profile(
             )
         )  # fmt: skip
     return Profile(
-        tuple(nodes), pilot.state, frozenset(pilot.mutated_in), bytes_of(inputs), pilot.value_bytes, pilot.draws,
+        tuple(nodes), pilot.steps.state, frozenset(pilot.mutated_in), bytes_of(inputs), pilot.value_bytes, pilot.draws,
         bool(pilot.changed_buffers), frozenset(pilot.in_place),
     )  # fmt: skip
 
 
 def _timed(pilot: _Pilot, inputs: Sequence[Any], counted: Sequence[_Measured]) -> list[_Measured]:
-    """For each node the median over alike nodes and a few runs; a large model is run once."""
+    """Return measurements whose seconds are medians over alike nodes and a few runs; a large model is run once."""
     runs: list[list[_Measured]] = []
     began = time.perf_counter()
     while not runs or (len(runs) < TIMED_RUNS and time.perf_counter() - began < TIMED_SECONDS):
@@ -124,7 +122,7 @@ def _timed(pilot: _Pilot, inputs: Sequence[Any], counted: Sequence[_Measured]) -
 
 @contextmanager
 def _gradients_aside(model: nn.Module) -> Iterator[None]:
-    """Gradients that wait for a step are not used up by the pilot's steps."""
+    """Set waiting gradients aside for the duration of the block, so that the pilot's steps do not use them up."""
     pending = {parameter: parameter.grad for parameter in model.parameters()}
     model.zero_grad()
     try:
@@ -135,7 +133,7 @@ def _gradients_aside(model: nn.Module) -> Iterator[None]:
 
 
 def _owners(nodes: Sequence[Node]) -> dict[str, int]:
-    """For each parameter, the first node that uses it."""
+    """Return for each parameter the index of the first node that uses it."""
     owners: dict[str, int] = {}
     for index, node in enumerate(nodes):
         for name in node.parameters:
@@ -144,18 +142,9 @@ def _owners(nodes: Sequence[Node]) -> dict[str, int]:
 
 
 def _buffers_shared_after(nodes: Sequence[Node], index: int, changed: set[str]) -> bool:
-    """Whether a buffer that changes is used on both sides of the cut after a node: each shard would have its own."""
+    """True if a buffer that changes is used on both sides of the cut after a node: each shard would have its own."""
     before = {name for node in nodes[: index + 1] for name in node.buffers} & changed
     return any(name in before for node in nodes[index + 1 :] for name in node.buffers)
-
-
-def _state_bytes(state: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int:
-    return sum(aligned(dtype.itemsize * torch.Size(shape).numel()) for dtype, shape in state.values())
-
-
-def bytes_of(tree: Any) -> int:
-    """What all tensors of a tree take."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
 @dataclass
@@ -172,7 +161,7 @@ class _Measured:
 
 
 class _Pilot:
-    """One batch through all nodes, each with its own little autograd graph."""
+    """Runs one batch through all nodes, each with its own little autograd graph."""
 
     def __init__(
         self, model: nn.Module, captured: Captured, loss: Callable[[Any], torch.Tensor], optimizer: PilotOptimizer
@@ -181,17 +170,15 @@ class _Pilot:
         self.captured = captured
         self.program = captured.program
         self.loss = loss
-        self.optimizer = optimizer
-        self.state: StateLayout = {}
+        self.steps = PilotSteps(model, optimizer)
         self.mutated_in: dict[int, int] = {}
-        """The first node that changes a value in place, for values that an earlier node made."""
+        """Index of the first node that changes a value in place, for values that an earlier node made."""
         self.changed_buffers: set[str] = set()
-        """Buffers that the forward changes, or puts another tensor in the place of."""
+        """Names of the buffers that the forward changes or replaces by another tensor."""
         self.value_bytes: dict[int, int] = {}
         self.draws = False
         self.in_place: set[int] = set()
         self._crossing: dict[int, _Crossing] = {}
-        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
 
     def run(self, inputs: Sequence[Any], *, counting: bool) -> list[_Measured]:
         measured = []
@@ -244,7 +231,7 @@ class _Pilot:
         return facts, {value: tree_map(_detached, tree) for value, tree in after.items()}
 
     def _watched_forward(self, index: int, node: Node, entered: dict[int, Any], last: bool) -> Any:
-        """The same, operation by operation: does one change in place what another one made?"""
+        """Run a node's forward; note it in `in_place` if an operation changes in place the result of another."""
         for op in range(node.start, node.stop):
             # Weakly: a value that is let go is to be free at once, as in any other run.
             before = [(weakref.ref(tensor), tensor._version) for tensor in _tensors(entered)]
@@ -263,30 +250,21 @@ class _Pilot:
     def _backward(
         self, total: Any, after: Mapping[int, Any], last: bool, counter: TensorBytes, counting: bool
     ) -> tuple[int, _StepClock]:
-        """The node's backward, each parameter making its step as its gradient is done; its peak but for the steps."""
-        clock = _StepClock(self, counter)
+        """Run a node's backward with its steps; return the most live bytes without steps, and the clock."""
+        clock = _StepClock()
         roots = [total] if last else [t for t in _tensors(after) if t.grad_fn is not None]
         if not roots or not any(root.requires_grad for root in roots):
             return 0, clock
         gradients = [torch.ones_like(root) for root in roots]
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        hooks = [p.register_post_accumulate_grad_hook(clock) for p in trained]  # type: ignore[no-untyped-call]
         counter.peak = counter.live
         began = work_seconds()
-        try:
-            if counting:
-                with counter:
-                    torch.autograd.backward(roots, gradients)
-            else:
-                torch.autograd.backward(roots, gradients)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with self.steps.made(counter, clock.add), counter if counting else nullcontext():
+            torch.autograd.backward(roots, gradients)
         clock.backward_seconds = work_seconds() - began - clock.apart
         return counter.peak, clock
 
     def cut_allowed_after(self, index: int) -> bool:
-        """Whether the values that cross a cut after this node can be handed on; known once all nodes have run.
+        """True if the values that cross a cut after this node can be handed on; known once all nodes have run.
 
         The shard that changes a value works on a copy of its own. So nobody after that shard may use the value, and
         nobody who uses it may know it by another name.
@@ -299,81 +277,40 @@ class _Pilot:
         own = dict(self.model.named_parameters())
         return [own[name] for name in node.parameters]
 
-    def prepare_others(self) -> None:
-        """Find the state of parameters that the pilot batch gave no gradient: another batch may."""
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad and name not in self.state:
-                parameter.grad = torch.zeros_like(parameter)
-                self.prepared(parameter)
-                parameter.grad = None
 
-    def prepared(self, parameter: nn.Parameter) -> torch.optim.Optimizer | None:
-        """The optimizer of a copy of the parameter, with the state that its first step makes."""
-        name = self._names[id(parameter)]
-        copy = nn.Parameter(parameter.detach().clone())
-        copy.grad = parameter.grad
-        optimizer = self.optimizer(name, copy)
-        if optimizer is None:
-            self.state[name] = {}
-            return None
-        optimizer.step()
-        self.state[name] = tensors_of(optimizer.state[copy])
-        return optimizer
-
-
-def tensors_of(state: Mapping[str, Any]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Dtype and shape of each tensor of an optimizer's state; numbers and tensors of one are no tensors here."""
-    return {
-        key: (value.dtype, tuple(value.shape))
-        for key, value in state.items()
-        if isinstance(value, torch.Tensor) and value.dim() > 0
-    }
-
-
+@dataclass
 class _StepClock:
-    """Makes each parameter's step on a copy, and adds up how long that takes."""
+    """Sums over the optimizer steps of one node's parameters."""
 
-    def __init__(self, pilot: _Pilot, counter: TensorBytes) -> None:
-        self.pilot = pilot
-        self.counter = counter
-        self.peak = 0
-        """The most that there was in a step, with all else that was there."""
-        self.seconds = 0.0
-        self.backward_seconds = 0.0
-        """Of the backward with its steps."""
-        self.apart = 0.0
-        """Seconds that went into preparing, which a real run does not do."""
+    peak: int = 0
+    """Most bytes of all live tensors during a step."""
+    seconds: float = 0.0
+    backward_seconds: float = 0.0
+    """Seconds of the backward with its steps."""
+    apart: float = 0.0
+    """Seconds spent on preparing the steps, which a real run does not do."""
 
-    def __call__(self, parameter: nn.Parameter) -> None:
-        began = work_seconds()
-        # The state is counted by itself; what the mode that is active counts is what a step takes for a moment.
-        with _disable_current_modes():
-            optimizer = self.pilot.prepared(parameter)
-        ready, before = work_seconds(), self.counter.peak
-        if optimizer is not None:
-            self.counter.peak = self.counter.live
-            optimizer.step()
-            self.peak, self.counter.peak = max(self.peak, self.counter.peak), before
-        parameter.grad = None
-        self.apart += ready - began
-        self.seconds += work_seconds() - ready
+    def add(self, seconds: float, apart: float, peak: int) -> None:
+        self.seconds += seconds
+        self.apart += apart
+        self.peak = max(self.peak, peak)
 
 
 class _SavedBytes:
-    """Adds up what autograd saves, node by node; a storage counts once, with the first node that saves it."""
+    """Counts the bytes that autograd saves, node by node; a storage counts once, in the first node that saves it."""
 
     def __init__(self, never: Sequence[torch.Tensor]) -> None:
         self.total = 0
-        """What this node is the first to save."""
+        """Bytes that the present node is the first to save."""
         self.made = 0
-        """The part of it that this node made."""
+        """Bytes among those in `total` that the present node made itself."""
         self._seen = {tensor.untyped_storage()._cdata for tensor in never}
         self._came_in: set[int] = set()
         self._held: list[torch.Tensor] = []
-        """So that no address is used again."""
+        """Saved tensors, kept alive so that no address is used again."""
 
     def begin(self, values: Sequence[torch.Tensor]) -> None:
-        """The next node, which is given these values."""
+        """Start counting for the next node, which is given these values."""
         self.total = self.made = 0
         self._came_in = {tensor.untyped_storage()._cdata for tensor in values}
 
@@ -389,7 +326,7 @@ class _SavedBytes:
 
 
 def _entering(leaf: Any) -> Any:
-    """A tensor as it enters a node: apart from the graph before it, and free to be changed in place."""
+    """Return a tensor as it enters a node: cut off from the graph before it, and free to be changed in place."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     fresh = torch.empty(0, dtype=leaf.dtype, device=leaf.device).set_(
@@ -409,7 +346,7 @@ class _Root(torch.autograd.Function):
 
 
 def _detached(leaf: Any) -> Any:
-    """Off the node's graph, but still known to need a gradient."""
+    """Return a tensor detached from the node's graph, but still marked as needing a gradient."""
     return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -419,10 +356,10 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class _Crossing:
-    """What crosses a cut: values, their storages, and whether all of it can be handed on."""
+    """Values that cross a cut, and their storages; `plain` is True if all of them can be handed on."""
 
     storages: tuple[tuple[int, int], ...]
-    """Each value with each storage that it has."""
+    """Pairs of a value and the address of a storage that it has."""
     values: frozenset[int]
     plain: bool
 
@@ -432,7 +369,7 @@ class _Crossing:
         return cls(storages, frozenset(values), all(map(_can_cross, tree_leaves(list(values.values())))))
 
     def shared(self, mutated: Container[int]) -> bool:
-        """Whether a value that is changed in place shares a storage with another."""
+        """True if a value that is changed in place shares a storage with another."""
         first: dict[int, int] = {}
         return any(
             other != value and (other in mutated or value in mutated)

@@ -16,22 +16,22 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hydra_tune.errors import CandidateError, nearest
+from hydra_tune.core.errors import CandidateError, nearest
 
 HALF = torch.bfloat16
-"""The 16-bit type of mixed precision: with the exponents of float32, so gradients need no scaling."""
+"""The 16-bit type of mixed precision; it has the exponents of float32, so gradients need no scaling."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """In an operation's arguments: the value that input or operation `value` gives."""
+    """Reference, in an operation's arguments, to the result of the input or operation number `value`."""
 
     value: int
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """In an operation's arguments: a parameter or buffer of the model, by its name."""
+    """Reference, in an operation's arguments, to a parameter or buffer of the model by its name."""
 
     name: str
 
@@ -41,17 +41,17 @@ class Op:
     """One call: of a module by its name, of a function, or of a value's method by its name."""
 
     kind: str
-    """`module`, `function` or `method`."""
+    """Kind of the call: `module`, `function` or `method`."""
     target: str | Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def refs(self) -> set[int]:
-        """The values it uses."""
+        """Return the numbers of the values that it uses."""
         return {leaf.value for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)}
 
     def attributes(self) -> set[str]:
-        """The parameters and buffers it uses by name, besides those of a module it calls."""
+        """Return the names of parameters and buffers that it uses, without those of a module that it calls."""
         return {leaf.name for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Attribute)}
 
     @property
@@ -64,21 +64,21 @@ class Program:
     """Operations in order. Value i is input i, for i below the number of inputs; then come the operations' results."""
 
     inputs: tuple[str, ...]
-    """The names of the forward's arguments that a batch gives."""
+    """Names of the forward's arguments that a batch gives."""
     training: tuple[Op, ...]
     evaluation: tuple[Op, ...]
-    """The same operations as in training; only constants differ, such as a function's `training=False`."""
+    """The same operations as in training, with other constants, such as a function's `training=False`."""
     output: Any
     """The model's output: a tree with `Ref`s in it."""
     mutated: frozenset[int] = frozenset()
-    """Values that a later operation changes in place: a shard that takes one works on a copy."""
+    """Numbers of the values that a later operation changes in place: a shard that takes one works on a copy."""
     shapes: tuple[tuple[int, ...], ...] | None = None
-    """Where sizes of the inputs became constants: the sizes of their tensors, but for the rows."""
+    """Sizes of the inputs' tensors without their rows, if sizes became constants of the recording; else None."""
     mixed: bool = False
-    """Whether operations compute in 16 bits where that does no harm, for weights of which some have 16 bits."""
+    """True if operations compute in bfloat16 under autocast, with some weights stored in 16 bits."""
 
     def check(self, inputs: Sequence[Any]) -> None:
-        """Refuse inputs for which the recording may not hold."""
+        """Raise an error for inputs for which the recording may not hold."""
         if self.shapes is not None and shapes_of(inputs) != self.shapes:
             raise CandidateError(
                 f"a batch has inputs of sizes {shapes_of(inputs)} instead of {self.shapes}, and the model's forward "
@@ -90,7 +90,7 @@ class Program:
         return len(self.training)
 
     def bind(self, inputs: Any) -> list[Any]:
-        """The inputs of a batch in the program's order: one value, a tuple or list by position, a dict by name."""
+        """Return a batch's inputs in the program's order: one value, a tuple or list by position, a dict by name."""
         if isinstance(inputs, Mapping):
             for name in inputs:
                 if name not in self.inputs:
@@ -99,11 +99,11 @@ class Program:
         return list(inputs) if isinstance(inputs, tuple | list) else [inputs]
 
     def value_of(self, op: int) -> int:
-        """The value that operation `op` gives."""
+        """Return the number of the value that operation `op` gives."""
         return len(self.inputs) + op
 
     def run(self, model: nn.Module, values: dict[int, Any], start: int, stop: int, *, training: bool) -> None:
-        """Run operations `start` to `stop`, reading and adding to `values`; a value is let go after its last use."""
+        """Run operations `start` to `stop`, reading and adding to `values`; a value is removed after its last use."""
         ops = self.training if training else self.evaluation
         last = _last_uses(ops, range(start, stop))
         with self._computing(values):
@@ -117,7 +117,9 @@ class Program:
         self, model: nn.Module, values: dict[int, Any], some: Sequence[int], keep: Collection[int], *, training: bool,
         instead: Mapping[int, Callable[..., Any]] | None = None,
     ) -> None:  # fmt: skip
-        """Run some operations, in order; of the values, those in `keep` stay, and any other goes after its last use.
+        """Run some operations, in order; values in `keep` stay, any other is removed after its last use.
+
+        `instead` has functions to call in place of some operations.
 
         `instead` has calls that take the place of operations.
         """
@@ -138,17 +140,17 @@ class Program:
         return torch.autocast(next((tensor.device.type for tensor in tensors), "cpu"), dtype=HALF)
 
     def outputs(self, values: Mapping[int, Any]) -> Any:
-        """The model's output from its values; in full precision, as the loss wants it."""
+        """Return the model's output, built from its values; 16-bit tensors become float32, which the loss expects."""
         found = fill(self.output, values, None)
         return in_full(found) if self.mixed else found
 
     @property
     def results(self) -> frozenset[int]:
-        """The values that the output is made of."""
+        """Numbers of the values that the output is made of."""
         return frozenset(leaf.value for leaf in leaves(self.output) if isinstance(leaf, Ref))
 
     def crossing(self, op: int) -> frozenset[int]:
-        """The values that cross a cut right before operation `op`: made before it, used from it on."""
+        """Return the values that cross a cut right before operation `op`: made before it, used from it on."""
         made = self.value_of(op)
         return frozenset(value for value in self._used_after(op) if value < made)
 
@@ -167,26 +169,26 @@ class Program:
 
 
 def in_full(outputs: Any) -> Any:
-    """What a model in mixed precision gives, with its 16-bit tensors in float32."""
+    """Return the output of a model in mixed precision with its 16-bit tensors in float32."""
     return tree_map(
         lambda leaf: leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype == HALF else leaf, outputs
     )
 
 
 def program_inputs(inputs: Any) -> list[Any]:
-    """A batch's inputs as a list, in any order that is always the same."""
+    """Return a batch's inputs as a list, in an order that is always the same."""
     if isinstance(inputs, Mapping):
         return [inputs[name] for name in sorted(inputs)]
     return list(inputs) if isinstance(inputs, tuple | list) else [inputs]
 
 
 def shapes_of(inputs: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """The sizes of all tensors among the inputs, but for their first dimension, the rows."""
+    """Return the sizes of all tensors among the inputs, without their first dimension, the rows."""
     return tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(list(inputs)) if isinstance(leaf, torch.Tensor))
 
 
 def fill(tree: Any, values: Mapping[int, Any], model: nn.Module | None) -> Any:
-    """The tree with every `Ref` and `Attribute` replaced by what it stands for."""
+    """Return the tree with every `Ref` and `Attribute` replaced by the value that it refers to."""
     if isinstance(tree, Ref):
         return values[tree.value]
     if isinstance(tree, Attribute):
@@ -204,7 +206,7 @@ def fill(tree: Any, values: Mapping[int, Any], model: nn.Module | None) -> Any:
 
 
 def attribute(model: nn.Module, name: str) -> Any:
-    """A parameter or buffer of the model by its name."""
+    """Return a parameter or buffer of the model by its name."""
     *path, last = name.split(".")
     return getattr(model.get_submodule(".".join(path)), last)
 
@@ -224,7 +226,7 @@ def _call(op: Op, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 def _last_uses(ops: Sequence[Op], some: Sequence[int]) -> dict[int, list[int]]:
-    """For each of these operations, the values that no later one of them uses."""
+    """Return for each of these operations the values that no later one of them uses."""
     last: dict[int, int] = {}
     for index in some:
         for value in ops[index].refs():
@@ -236,7 +238,7 @@ def _last_uses(ops: Sequence[Op], some: Sequence[int]) -> dict[int, list[int]]:
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Everything in a tree of arguments that is no container."""
+    """Yield everything in a tree of arguments that is no container."""
     if isinstance(tree, Mapping):
         yield from _all_leaves(tree.values())
     elif isinstance(tree, tuple | list):

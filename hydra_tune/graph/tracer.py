@@ -1,4 +1,4 @@
-"""Writing down what a model's forward does, by calling it once on a pilot batch with values that keep a record.
+"""Records a model's forward by calling it once on a pilot batch, with values that keep a record.
 
 Built on torch.fx, with three additions. Whatever depends on shapes alone (`b, t = x.shape`, `assert t <= limit`,
 `torch.arange(t)`, `for i in range(t)`) works as in an ordinary run, because every record carries its value; what
@@ -25,11 +25,11 @@ _FACTORIES = ("arange", "ones", "zeros", "full", "empty", "eye", "tensor", "lins
 
 
 class NotTraceable(Exception):
-    """The forward does something that depends on the contents of tensors, or that cannot be recorded."""
+    """Raised if the forward depends on the contents of tensors or does something else that cannot be recorded."""
 
 
 class _Record(fx.Proxy):
-    """A value of the pilot run and where it came from."""
+    """A value of the pilot run, and the operation that it came from."""
 
     @property
     def _value(self) -> Any:
@@ -69,20 +69,21 @@ class Tracer(fx.Tracer):
     """Records one forward; `opaque` names modules that are called as a whole."""
 
     proxy_buffer_attributes = True
-    """A forward that changes a buffer in place is to be recorded doing so, not to do it once while it is recorded."""
+    """Record a forward's in-place change of a buffer as an operation, instead of making the change once while
+    recording."""
 
     def __init__(self, opaque: set[str]) -> None:
         super().__init__(autowrap_modules=(__import__("math"),))
         self.opaque = opaque
         self.within: list[str] = []
-        """The modules whose forward is being recorded, outermost first."""
+        """Names of the modules whose forward is being recorded, outermost first."""
         self.failed_in = ""
         self.depends_on_shapes = False
-        """Whether a size became a constant of the recording: for inputs of other sizes it would be another one."""
+        """True if a size became a constant of the recording, which then holds only for inputs of the same sizes."""
         self._executing = 0
 
     def record(self, model: nn.Module, inputs: dict[str, Any], defaults: dict[str, Any]) -> fx.Graph:
-        """The graph of `model(**inputs)`; arguments that a batch does not give keep their defaults."""
+        """Return the graph of `model(**inputs)`; arguments that a batch does not give keep their defaults."""
         self._inputs = inputs | defaults
         before = attributes_of(model)
         with _recording_factories(self), _refusing_custom_gradients(), torch.enable_grad():
@@ -94,7 +95,7 @@ class Tracer(fx.Tracer):
         return graph
 
     def _is_closed(self, model: nn.Module, name: str) -> bool:
-        """Whether a module, or one that it is in, is called as a whole."""
+        """True if a module, or one that contains it, is called as a whole."""
         path = name.split(".") if name else []
         outer = [".".join(path[: i + 1]) for i in range(len(path))]
         return any(self.is_leaf_module(model.get_submodule(each), each) for each in outer)
@@ -153,7 +154,7 @@ class Tracer(fx.Tracer):
 
     @property
     def recording(self) -> bool:
-        """Whether what is called now is the forward that is written down, not an operation of the pilot run."""
+        """True if the forward itself is running, False during an operation of the pilot run."""
         return not self._executing
 
 
@@ -172,7 +173,7 @@ _GETATTR = nn.Module.__getattr__
 
 @contextmanager
 def _as_ever() -> Iterator[None]:
-    """torch.fx replaces these methods while it traces; a module of the pilot run is called and asked as ever."""
+    """Put back, within the block, the methods of modules that torch.fx replaces while it traces."""
     patched, attributes = nn.Module.__call__, nn.Module.__getattr__
     nn.Module.__call__, nn.Module.__getattr__ = _CALL, _GETATTR  # type: ignore[method-assign]
     try:
@@ -185,12 +186,16 @@ Attributes = dict[str, list[dict[str, Any]]]
 
 
 def attributes_of(model: nn.Module) -> Attributes:
-    """What each module has now, by name: attributes, parameters and buffers."""
-    return {name: [dict(each) for each in _dictionaries(module)] for name, module in model.named_modules()}
+    """Return the attributes, parameters and buffers that each module has now, by the module's name."""
+    return {
+        name: [dict(each) for each in _dictionaries(module)]
+        for name, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    }
 
 
 def changed_attributes(model: nn.Module, before: Attributes) -> Iterator[tuple[str, list[str]]]:
-    """The modules whose attributes have become others, with the names of these."""
+    """Yield each module with attributes that are other objects than before, and the names of those attributes."""
     for module, was in before.items():
         changed = set()
         for now, then in zip(_dictionaries(model.get_submodule(module)), was, strict=True):
@@ -200,7 +205,7 @@ def changed_attributes(model: nn.Module, before: Attributes) -> Iterator[tuple[s
 
 
 def restore_attributes(model: nn.Module, before: Attributes) -> None:
-    """Put back what `attributes_of` saw."""
+    """Restore the attributes that `attributes_of` returned."""
     for module, was in before.items():
         for now, then in zip(_dictionaries(model.get_submodule(module)), was, strict=True):
             if any(now.get(key) is not then.get(key) for key in now.keys() | then.keys()):
@@ -214,7 +219,7 @@ def _dictionaries(module: nn.Module) -> list[dict[str, Any]]:
 
 @contextmanager
 def _refusing_custom_gradients() -> Iterator[None]:
-    """A function with a backward of its own would be recorded by its forward alone."""
+    """Refuse, within the block, functions with a backward of their own: a recording would have their forward alone."""
     original = vars(torch.autograd.Function)["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:

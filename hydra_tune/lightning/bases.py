@@ -1,7 +1,6 @@
-"""Lightning comes under two names, `pytorch_lightning` and `lightning.pytorch`, with classes of their own in each.
+"""Supports both names of Lightning, `pytorch_lightning` and `lightning.pytorch`, whose classes are distinct.
 
-What the user's code has imported is what counts. Nothing is imported here that is not there already, unless there is
-nothing at all.
+The user's imports decide which is used. Lightning is imported here only if the process has not imported either.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from hydra_tune.errors import InputError
+from hydra_tune.core.errors import InputError
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def loaded() -> tuple[ModuleType, ...]:
-    """The Lightnings that this process has imported; where it has none yet, the one that is installed."""
+    """Return the Lightning modules that this process has imported, or else the installed one."""
     found = tuple(module for name in NAMES if (module := sys.modules.get(name)) is not None)
     return found or (_installed(),)
 
@@ -33,7 +32,7 @@ def _installed() -> ModuleType:
 
 
 def home_of(thing: object) -> ModuleType:
-    """The Lightning that an object's class comes from."""
+    """Return the Lightning module that an object's class comes from."""
     for module in loaded():
         kinds = (module.LightningModule, module.LightningDataModule, module.Trainer)
         if isinstance(thing, kinds):
@@ -48,7 +47,7 @@ _made: dict[tuple[type, tuple[str, ...]], Any] = {}
 
 
 def as_callback(kind: type, names: tuple[str, ...]) -> Any:
-    """The class `kind` as a Callback of the Lightnings of these names: a Trainer looks at no other."""
+    """Return the class `kind` as a Callback of these Lightning modules, as a Trainer requires."""
     if (kind, names) not in _made:
         bases = (kind, *(importlib.import_module(name).Callback for name in names))
         facts = {"__module__": kind.__module__, "__doc__": kind.__doc__, "plain": kind}

@@ -1,7 +1,7 @@
-"""The callback that joins a Lightning Trainer to its trial: it reports, prunes, checkpoints and goes on.
+"""The callback that connects a Lightning Trainer to its trial: it reports, prunes, checkpoints and resumes.
 
-It does nothing to the training itself. Each decision is made by rank 0, which is the only one to speak to the trial,
-and is broadcast, so that every rank ends in the same place.
+It does not affect the training itself. Rank 0, the only one to talk to the trial, makes each decision and broadcasts
+it, so that all ranks end at the same point.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from optuna.trial import BaseTrial
 
-from hydra_tune.errors import InputError, nearest, quoted
+from hydra_tune.core.errors import InputError, nearest, quoted
 from hydra_tune.lightning.bases import as_callback, home_of, loaded
 from hydra_tune.lightning.measures import Measures
 from hydra_tune.lightning.ports import LinkedPort, Port, PortServer, TrialPort
@@ -26,25 +26,28 @@ from hydra_tune.lightning.spawning import carry_by_value
 from hydra_tune.lightning.verdicts import Verdict
 
 PULSE_SECONDS = 1.0
-"""How often the callback asks whether the search is being stopped, which is also a sign of life."""
+"""Seconds between two questions whether the search is being stopped; each is also a sign of life."""
 STEP_HOOKS = (
     "on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
     "on_before_optimizer_step", "on_train_batch_end",
 )  # fmt: skip
-"""What Lightning calls in every step."""
+"""Hooks that Lightning calls in every step."""
 LEAVING_OUT = ("2.6.",)
-"""Versions of Lightning that are known to leave out a hook that is not callable."""
+"""Versions of Lightning known to skip a hook that is not callable."""
 
 
 class HydraTuneCallback:
-    """Reports a Trainer's metrics to a trial, and ends the training where the trial is pruned or has diverged.
+    """Reports a Trainer's metrics to a trial, and ends the training if the trial is pruned or has diverged.
 
     `monitor` names one logged metric or several; the first is reported to Optuna. They are looked up after each
-    validation, or where they are logged only there, at the end of each training epoch; a report's step counts these
-    from 0. In a search of Hydra Tune the training is also checkpointed, at the beginning of an epoch and not more
-    often than the search's `checkpoint_seconds`, and goes on from there when its process is lost. Lightning's own bars
-    and news are off there unless `quiet=False`.
+    validation, or, if logged only then, at the end of each training epoch; a report's step counts these from 0. In a
+    search of Hydra Tune the training is also checkpointed, at the beginning of an epoch and at most every
+    `checkpoint_seconds`, and resumed if its process is lost. Lightning's progress bars and messages are then off unless
+    `quiet=False`.
     """
+
+    plain: ClassVar[type]
+    """The class as written, without Lightning's base; only classes made by `as_callback` have it."""
 
     def __new__(cls, *_args: Any, **_options: Any) -> Any:
         if "plain" in vars(cls):
@@ -74,20 +77,20 @@ class HydraTuneCallback:
 
     def _reset(self) -> None:
         self.history: list[dict[str, float]] = []
-        """What this fit has reported so far, one entry for each report."""
+        """Metrics of each report of this fit."""
         self._place: str | None = None
         self._waiting = False
         self._looks = False
-        """Whether the loss of every batch is looked at."""
+        """True if the loss of every batch is checked."""
         self._measures = Measures()
         self._checkpoints: TrainerCheckpoints | None = None
         self._generators: list[torch.Tensor] | None = None
         self._pulse = time.perf_counter()
 
     def check_pruned(self) -> None:
-        """Does nothing, as the trial has ended by then: objectives that were made for Optuna's callback call it."""
+        """Do nothing: present for objectives written for Optuna's callback."""
 
-    # To the processes of ddp_spawn
+    # Pickling for the processes of ddp_spawn
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
@@ -97,7 +100,7 @@ class HydraTuneCallback:
             self._begin_fit(self._port)
             self._server = PortServer(self._port)
         state = {**vars(self), "_server": None, "_process": None, "_port": self._server.linked()}
-        return _arrived, (type(self).plain, _names(), state)  # type: ignore[attr-defined]
+        return _arrived, (type(self).plain, _names(), state)
 
     # Hooks of the Trainer
 
@@ -117,9 +120,9 @@ class HydraTuneCallback:
             self._checkpoints = TrainerCheckpoints(directory, self._port.checkpoint_seconds)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """The last moment before the loops begin: everything is set up, and can be given the state of a checkpoint."""
+        """Restore a checkpoint: the last moment before the loops begin, with everything set up."""
         if trainer.ckpt_path is not None:
-            self._checkpoints = None  # Lightning is about to restore what the user's own call says
+            self._checkpoints = None  # Lightning will restore the checkpoint of the user's own call
         if self._checkpoints is None:
             return
         state, notes = self._checkpoints.newest()
@@ -132,31 +135,31 @@ class HydraTuneCallback:
         try:
             go_on(trainer, pl_module, state)
         except (KeyError, RuntimeError, ValueError) as error:
-            # Half restored is worse than new: the next attempt starts again.
+            # A half-restored training is unusable: the next attempt starts again.
             files.remove()
             why = " ".join(str(error).split())
             self._end(trainer, Verdict("unusable", f"its checkpoint cannot be used ({why}); the trial starts again"))
         self._generators = state["generators"]
         if trainer.is_global_zero:
-            # What was reported last may have been lost with the process that was to write it.
+            # The last report may have been lost with the process that was to write it.
             for step, metrics in enumerate(self.history):
                 self._port.report(step, metrics)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        # On an accelerator looking at a loss would wait for it; and ranks that differ could not agree there. What has
-        # become NaN shows in the metrics then.
+        # Reading a loss on an accelerator would wait for it, and differing ranks could not agree there. NaN then shows
+        # in the metrics.
         self._looks = trainer.strategy.root_device.type == "cpu" and trainer.world_size == 1
         needed = {"on_train_batch_start", "on_train_batch_end", *(["on_before_backward"] if self._looks else [])}
         self._leave_out(trainer, set(STEP_HOOKS) - needed)
 
     def _leave_out(self, trainer: Any, hooks: Iterable[str]) -> None:
-        """Have Lightning skip hooks in which nothing is done: calling one that is empty takes it microseconds.
+        """Have Lightning skip hooks that do nothing: calling an empty hook takes it microseconds.
 
-        A hook that a subclass has, or a Trainer that calls this callback through another one, is left alone.
+        Hooks overridden by a subclass are kept, and all hooks if the Trainer calls this callback through another one.
         """
         known = str(home_of(trainer).__version__).startswith(LEAVING_OUT)
         if known and any(each is self for each in trainer.callbacks):
-            plain = type(self).plain  # type: ignore[attr-defined]
+            plain = type(self).plain
             for name in hooks:
                 if getattr(plain, name, None) is getattr(HydraTuneCallback, name, None):
                     vars(self)[name] = None
@@ -171,7 +174,7 @@ class HydraTuneCallback:
         self._measures.goes_on()
 
     def _prepare_epoch(self, trainer: Any) -> None:
-        """Go on where a checkpoint was made, or make one where it is due."""
+        """Restore the loaders' generators after a resume, or write a checkpoint if due."""
         if self._generators is not None:
             restore_generators(trainer, self._generators)
             self._generators = None
@@ -222,7 +225,7 @@ class HydraTuneCallback:
         self._call_all_again()
         self._measures.stop_counting()
         if self._server is not None and isinstance(self._port, TrialPort) and self._port.verdict is not None:
-            # The processes of ddp_spawn have ended, of which this one only knows that they failed.
+            # The processes of ddp_spawn have ended; this one knows only that they failed.
             raise self._port.verdict.error() from None
 
     def state_dict(self) -> dict[str, Any]:
@@ -234,10 +237,10 @@ class HydraTuneCallback:
     # Reports
 
     def _look(self, trainer: Any, place: str, *, last: bool = False) -> None:
-        """Report, where the metrics are there and due; `last` is the last chance to find them.
+        """Report if the metrics are present and due; `last` is the last chance to find them.
 
-        A metric that training logs is there only at the end of an epoch, or later still where the module logs it in a
-        hook of its own: the place where all were found first is theirs from then on.
+        A metric logged in training is available at the end of an epoch, or later if the module logs it in a hook of its
+        own: the place where all metrics were first found is used from then on.
         """
         if not self._waiting or self._place not in (None, place):
             return
@@ -265,11 +268,11 @@ class HydraTuneCallback:
     # Decisions
 
     def _decide(self, trainer: Any, decide: Any) -> Any:
-        """What rank 0 decides, on every rank."""
+        """Return rank 0's decision on every rank."""
         return trainer.strategy.broadcast(decide() if trainer.is_global_zero else None)
 
     def _end(self, trainer: Any, verdict: Verdict) -> None:
-        """End the training on this rank; every rank gets here."""
+        """End the training on this rank; called on every rank."""
         if trainer.is_global_zero:
             self._port.describe(self._measures.facts(trainer))
             self._port.ended(verdict)
@@ -289,7 +292,7 @@ class HydraTuneCallback:
                 self._port.checkpointed(*made)
 
     def _same_parameters(self, trainer: Any) -> None:
-        """A script that DDP runs again asks its study again: what it is told must be what rank 0 was told."""
+        """Raise InputError if a script rerun by DDP got other parameters than rank 0."""
         if trainer.world_size == 1 or isinstance(self._port, LinkedPort):
             return
         ours = self._port.params()
@@ -306,7 +309,7 @@ def _names() -> tuple[str, ...]:
 
 
 def _arrived(kind: type[HydraTuneCallback], names: tuple[str, ...], state: dict[str, Any]) -> Any:
-    """The callback in a process that ddp_spawn has started."""
+    """Recreate the callback in a process started by ddp_spawn."""
     callback = object.__new__(as_callback(kind, names))
     vars(callback).update(state)
     return callback

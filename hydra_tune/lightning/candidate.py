@@ -1,6 +1,6 @@
-"""A LightningModule as a candidate: its loaders, steps, optimizer and schedule as the strategies of a search need them.
+"""A LightningModule as a candidate: its loaders, steps, optimizer and schedule in the form strategies need.
 
-What the strategies cannot do as a Trainer would is refused, by name; the callback in an objective does all of it.
+Features that only a Trainer supports are refused by name; the callback in an objective supports them all.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hydra_tune.batches import Batches, call_model
-from hydra_tune.candidate import Candidate
-from hydra_tune.errors import CandidateError
+from hydra_tune.core.errors import CandidateError
+from hydra_tune.core.trees import call_model
 from hydra_tune.graph.capture import untouched
 from hydra_tune.lightning.bases import home_of
 from hydra_tune.lightning.optimizers import ModulesOptimizer, Rescheduled, configured
@@ -31,7 +30,9 @@ from hydra_tune.lightning.steps import (
     whole_inputs,
     whole_loss,
 )
-from hydra_tune.loaders import LoaderBatches, LoaderData
+from hydra_tune.training.batches import Batches
+from hydra_tune.training.candidate import Candidate
+from hydra_tune.training.loaders import LoaderBatches, LoaderData
 
 HOOKS = (
     "backward", "configure_callbacks", "configure_gradient_clipping", "lr_scheduler_step", "on_after_backward",
@@ -41,15 +42,15 @@ HOOKS = (
     "on_validation_batch_start", "on_validation_end", "on_validation_epoch_end", "on_validation_epoch_start",
     "on_validation_start", "optimizer_step", "optimizer_zero_grad", "transfer_batch_to_device",
 )  # fmt: skip
-"""Hooks that only a Trainer calls: a module that has one of its own would not train the same without."""
+"""Hooks that only a Trainer calls: a module that overrides one would train differently without it."""
 
 _set_up: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Data modules that are ready: one that builds share is set up once in each process."""
+"""Data modules already set up: one shared by several builds is set up once per process."""
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What `configure_optimizers` may ask of a Trainer: how long training will be."""
+    """Stands in for a Trainer in `configure_optimizers`: it knows the length of training."""
 
     max_epochs: int
     num_training_batches: int
@@ -63,7 +64,7 @@ class TrainingPlan:
         return self.max_epochs * math.ceil(self.num_training_batches / self.accumulate_grad_batches)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # Python's own questions, as when it is pickled
+        if name.startswith("__"):  # Python's own lookups, such as in pickling
             raise AttributeError(name)
         raise CandidateError(f"configure_optimizers uses its Trainer ({name!r})", OBJECTIVE)
 
@@ -80,11 +81,11 @@ def from_lightning(
     keep: Literal["last", "best"] = "last",
     split_points: tuple[str, ...] = (),
 ) -> Candidate:
-    """A LightningModule as a candidate that every strategy can train.
+    """Return a LightningModule as a candidate that every strategy can train.
 
     The loaders come from the datamodule, from the arguments named as in `Trainer.fit`, or from the module itself.
-    `clip_grad_norm` and `accumulate` are a Trainer's `gradient_clip_val` and `accumulate_grad_batches`. What
-    `validation_step` logs is a metric, averaged over the validation rows; `loss` is that of `training_step`.
+    `clip_grad_norm` and `accumulate` are a Trainer's `gradient_clip_val` and `accumulate_grad_batches`. Values logged
+    by `validation_step` are metrics, averaged over the validation rows; `loss` is that of `training_step`.
     """
     _check(module)
     source = module if datamodule is None else _ready(datamodule)
@@ -138,7 +139,7 @@ def _check(module: Any) -> None:
 
 
 def _own(thing: Any, name: str) -> bool:
-    """Whether the user's class has a method of its own under this name."""
+    """True if the user's class overrides the method of this name."""
     home = home_of(thing)
     base = home.LightningModule if isinstance(thing, home.LightningModule) else home.LightningDataModule
     return getattr(type(thing), name, None) is not getattr(base, name, None)
@@ -158,7 +159,7 @@ def _call(module: Any, name: str, *args: Any) -> None:
 
 
 def _loader(source: Any, name: str) -> Any:
-    """The loader of this name, where there is one; a list of one is as good."""
+    """Return the loader of this name, or None; a list of one loader is accepted."""
     if not _own(source, name):
         return None
     loader = getattr(source, name)()
@@ -170,7 +171,7 @@ def _loader(source: Any, name: str) -> Any:
 
 
 def _tried(module: Any, step: Any, loader: Any) -> tuple[LoaderBatches, Tried]:
-    """The loader's batches, and what the step does with the first."""
+    """Return the loader's batches, and the result of the step on the first batch."""
     if loader is None:
         raise CandidateError("there is no train_dataloader", "give the module, the datamodule or this call one")
     probe: Any = None  # the batches' order does not depend on a candidate
@@ -179,7 +180,7 @@ def _tried(module: Any, step: Any, loader: Any) -> tuple[LoaderBatches, Tried]:
 
 
 def _check_monitor(candidate: Candidate, monitor: str) -> None:
-    """A schedule that waits for a plateau is told the validation loss: it must be what the module monitors."""
+    """Raise CandidateError unless a plateau schedule monitors the validation loss, which is all it is given."""
     if candidate.valid is not None and monitor in candidate.metrics:
         inputs, targets = Batches(candidate, candidate.valid, training=False).fetch(0, 0)
         with untouched(candidate.model), torch.no_grad():

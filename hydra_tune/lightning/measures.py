@@ -1,4 +1,4 @@
-"""What is measured of a training under the callback: throughput, and the most memory that its tensors took."""
+"""Measurements of a training under the callback: throughput and peak memory of tensors."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from hydra_tune.engine import accelerator
-from hydra_tune.engine.memory import TensorBytes
+from hydra_tune.core import accelerator
+from hydra_tune.core.tensor_memory import TensorBytes
 
 COUNTED_BATCHES = 2
-"""On a CPU every tensor of the first batches is counted: the first makes the optimizer's state, the second has it."""
+"""Batches in which all tensors are counted on a CPU: the first creates the optimizer's state, the second uses it."""
 
 
 class Measures:
-    """Counters of one fit. `batch_ends` is called after every batch, so it does next to nothing.
+    """Counters of one fit. `batch_ends` is called after every batch, so it must be cheap.
 
-    A batch's time begins where the one before it ended: fetching it counts, validation and checkpoints do not.
+    A batch's time starts at the end of the previous batch: it includes fetching, but not validation or checkpoints.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Measures:
         self._counting = False
 
     def counts_next(self, module: Any) -> bool:
-        """Whether the tensors of the batch that begins now are to be counted."""
+        """True if the tensors of the batch that begins now should be counted."""
         return self._counted < COUNTED_BATCHES and module.device.type == "cpu"
 
     def start_counting(self, module: Any) -> None:
@@ -40,26 +40,26 @@ class Measures:
         self._tensors.__enter__()  # type: ignore[no-untyped-call]
 
     def goes_on(self) -> None:
-        """Batches follow from now on."""
+        """Restart the clock: batches follow from now on."""
         self._since = time.perf_counter()
 
     def batch_ends(self, now: float) -> None:
-        """At a time of `time.perf_counter`."""
+        """Count a batch that ended at `now`, a time of `time.perf_counter`."""
         self.batches += 1
         if self._counting:
             self.stop_counting()
-        else:  # the batches in which tensors are counted are slower
+        else:  # batches in which tensors are counted are slower
             self._seconds += now - self._since
         self._since = now
 
     def stop_counting(self) -> None:
-        """Also where a batch ended by an exception."""
+        """Stop counting tensors, also after a batch that raised."""
         if self._counting and self._tensors is not None:
             self._counting = False
             self._tensors.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def facts(self, trainer: Any) -> dict[str, Any]:
-        """For the trial's record."""
+        """Return the measurements for the trial's record."""
         timed = self.batches - self._counted
         rate = timed / self._seconds if timed > 0 and self._seconds > 0 else None
         rows = getattr(trainer.train_dataloader, "batch_size", None)

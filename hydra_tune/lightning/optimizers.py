@@ -1,4 +1,4 @@
-"""What a LightningModule's `configure_optimizers` returned, as a candidate's optimizer and schedule."""
+"""Converts the result of a LightningModule's `configure_optimizers` to a candidate's optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from hydra_tune.errors import CandidateError, quoted
+from hydra_tune.core.errors import CandidateError, quoted
 
 Interval = Literal["epoch", "step"]
 
 
 @dataclass(frozen=True)
 class Configured:
-    """One optimizer, and perhaps a schedule for it."""
+    """One optimizer, and optionally its schedule."""
 
     optimizer: torch.optim.Optimizer
     scheduler: Any = None
@@ -27,7 +27,7 @@ class Configured:
 
 
 def configured(module: Any, plan: Any) -> Configured:
-    """Call `configure_optimizers`, with `plan` in the place of a Trainer, and read what it returned."""
+    """Call `configure_optimizers`, with `plan` in place of a Trainer, and parse the result."""
     module.trainer = plan
     try:
         made = module.configure_optimizers()
@@ -84,9 +84,9 @@ class ModulesOptimizer:
 
 
 class Rescheduled:
-    """A candidate's schedule: the one that `configure_optimizers` made, for whichever optimizer has the same groups.
+    """A candidate's schedule: the one of `configure_optimizers`, for any optimizer with the same groups.
 
-    Strategies that take an optimizer apart have another one for the schedule to work on.
+    Strategies that divide an optimizer give the schedule another one to work on.
     """
 
     def __init__(self, made: Configured) -> None:
@@ -95,7 +95,7 @@ class Rescheduled:
         self._scheduler = _attached(copy.copy(made.scheduler), None)
 
     def __call__(self, optimizer: torch.optim.Optimizer) -> Any:
-        # torch marks an optimizer that has a schedule, and warns of steps without the mark.
+        # torch marks an optimizer that has a schedule, and warns about steps without the mark.
         LambdaLR(optimizer, _one)
         for group, options in zip(optimizer.param_groups, self._options, strict=True):
             group.update(options)
@@ -107,7 +107,7 @@ def _one(_epoch: int) -> float:
 
 
 def _attached(scheduler: Any, optimizer: torch.optim.Optimizer | None) -> Any:
-    """The schedule, and those that it is made of, on another optimizer."""
+    """Attach the schedule, and its parts, to another optimizer."""
     scheduler.optimizer = optimizer
     parts: Sequence[Any] = getattr(scheduler, "_schedulers", ())
     if parts:

@@ -1,8 +1,8 @@
-"""Whether a LightningModule's steps can be taken apart at `forward`: tried on one batch, not guessed from the code.
+"""Tests on one batch whether a LightningModule's steps can be split at `forward`.
 
-The module can be cut where each step calls forward once, where nothing outside of it draws random numbers, and where
-the rest of the step gives the same loss or logs from the outputs alone, in a copy of the module without its contents:
-strategies keep parameters and buffers elsewhere.
+A module can be split if each step calls forward once, draws no random numbers outside of it, and computes the same loss
+or logs from the outputs alone, in a copy of the module without its contents: strategies keep parameters and buffers
+elsewhere.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hydra_tune.errors import CandidateError
+from hydra_tune.core.errors import CandidateError
+from hydra_tune.core.random_state import RandomState
 from hydra_tune.graph.capture import untouched
 from hydra_tune.lightning.steps import OBJECTIVE, Before, Rest, Step, loss_of, run_step
-from hydra_tune.seeds import RandomState
-from hydra_tune.shards.prepare import hollow
+from hydra_tune.strategies.shard.prepare import hollow
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What a step did on a pilot batch, and why it cannot be taken apart; empty where it can."""
+    """The result of a step on a pilot batch; `whole_because` is the reason why it cannot be split, empty if it can."""
 
     returned: Any
     logs: dict[str, Any]
@@ -31,7 +31,7 @@ class Tried:
 
 
 def try_step(module: Any, step: Step, batch: Any) -> Tried:
-    """Run a step on a batch as it is, and in parts."""
+    """Run a step on a batch, whole and split."""
     before, after = [], []
     outputs: list[Any] = []
 
@@ -65,7 +65,7 @@ def try_step(module: Any, step: Step, batch: Any) -> Tried:
 
 
 def _difference(module: Any, step: Step, batch: Any, outputs: Any, returned: Any, logs: dict[str, Any]) -> str:
-    """Why the rest of the step is not a function of forward's outputs and the batch; empty where it is."""
+    """Return the reason why the rest of the step does not depend only on forward's outputs and the batch, or ""."""
     empty = copy.deepcopy(module)
     hollow(empty)
     try:

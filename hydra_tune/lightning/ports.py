@@ -1,9 +1,9 @@
-"""What the callback says to its trial, and asks of it, wherever the two are.
+"""The callback's connection to its trial, in the same process or another.
 
-A trial is an Optuna trial of any storage, or a `RemoteTrial` in a worker of a search, which can do more: it keeps all
-metrics, knows a place for checkpoints and whether the search is being stopped. `ddp_spawn` trains in processes of its
-own; there a `LinkedPort` speaks for the trial over a socket, and a thread here answers. So no storage has to be reached
-from another process.
+A trial is an Optuna trial of any storage, or a `RemoteTrial` in a worker of a search, which also stores all metrics,
+has a directory for checkpoints and knows whether the search is being stopped. `ddp_spawn` trains in processes of its
+own; there a `LinkedPort` forwards calls over a socket to a thread in this process, so that other processes need no
+access to the storage.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from typing import Any, Protocol
 from optuna.trial import BaseTrial
 
 from hydra_tune.lightning.verdicts import Verdict
-from hydra_tune.remote_trial import RemoteTrial
+from hydra_tune.training.remote_trial import RemoteTrial
 
 
 class Port(Protocol):
-    """The callback's side of a trial."""
+    """The callback's interface to a trial."""
 
     checkpoints: Path | None
-    """Where checkpoints go; None where there is no place for them."""
+    """Directory for checkpoints, or None."""
     checkpoint_seconds: float
 
     def params(self) -> dict[str, Any]: ...
 
     def report(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Record these metrics, the first of them as the trial's; returns whether the trial is to be pruned."""
+        """Record these metrics, the first as the trial's value; True if the trial should be pruned."""
 
     def describe(self, facts: Mapping[str, Any]) -> None:
-        """What was measured of the training."""
+        """Record measurements of the training."""
 
     def checkpointed(self, step: int, size: int, seconds: float) -> None: ...
 
     def note(self, message: str) -> None: ...
 
     def stopping(self) -> bool:
-        """A sign of life; returns whether the search is being stopped."""
+        """Send a sign of life; True if the search is being stopped."""
 
     def ended(self, verdict: Verdict) -> None:
-        """Training ends so, in whichever process."""
+        """Record how training ended, in any process."""
 
 
 _begun: weakref.WeakKeyDictionary[BaseTrial, tuple[int, int]] = weakref.WeakKeyDictionary()
-"""The fits that a trial has begun, and its reports: an objective may have several, as for cross-validation."""
+"""Number of fits and reports of each trial: an objective may run several fits, as in cross-validation."""
 
 
 class TrialPort:
@@ -62,7 +62,7 @@ class TrialPort:
     def __init__(self, trial: BaseTrial) -> None:
         self.trial = trial
         self.verdict: Verdict | None = None
-        """What other processes of this training have ended with."""
+        """Verdict with which other processes of this training ended."""
         self.checkpoints: Path | None = None
         self._before = 0
         """Reports of earlier fits."""
@@ -74,7 +74,7 @@ class TrialPort:
         return dict(self.trial.params)
 
     def begin_fit(self) -> int:
-        """The number of the fit that begins, from 0; its reports go on after those of the fits before it."""
+        """Return the number of the fit that begins, from 0; its reports continue after those of earlier fits."""
         self.verdict = None
         fits, self._before = _begun.get(self.trial, (0, 0))
         _begun[self.trial] = fits + 1, self._before
@@ -122,7 +122,7 @@ class TrialPort:
 
 
 class LinkedPort:
-    """A trial in the process that started this one; connects when it is first used, which only rank 0 does."""
+    """A trial in the parent process; connects on first use, which happens on rank 0 only."""
 
     def __init__(self, address: str, checkpoints: Path | None, checkpoint_seconds: float) -> None:
         self.address, self.checkpoints, self.checkpoint_seconds = address, checkpoints, checkpoint_seconds
@@ -140,7 +140,8 @@ class LinkedPort:
         return value
 
     def params(self) -> dict[str, Any]:
-        return self._call("params")  # type: ignore[no-any-return]
+        params: dict[str, Any] = self._call("params")
+        return params
 
     def report(self, step: int, metrics: Mapping[str, float]) -> bool:
         return bool(self._call("report", step, dict(metrics)))
@@ -165,11 +166,11 @@ CALLS = frozenset({"params", "report", "describe", "checkpointed", "note", "stop
 
 
 class PortServer:
-    """Answers rank 0 of the processes that this one starts, until that has hung up."""
+    """Answers rank 0 of the processes that this one starts, until rank 0 disconnects."""
 
     def __init__(self, port: TrialPort) -> None:
         self.port = port
-        # Only its owner can reach into the directory, so whoever connects is one of ours.
+        # Only its owner can access the directory, so any client is one of our processes.
         folder = tempfile.TemporaryDirectory(prefix="hydra-tune-port-")
         self._address = f"{folder.name}/trial"
         listener = socket.socket(socket.AF_UNIX)
@@ -179,7 +180,7 @@ class PortServer:
             target=_serve, args=(port, listener, folder), name="hydra-port", daemon=True
         )  # fmt: skip
         self._thread.start()
-        # Wakes the thread where nobody has called.
+        # Wakes the thread if no process has connected.
         self.close = weakref.finalize(self, _hang_up, listener)
 
     @property
@@ -187,12 +188,12 @@ class PortServer:
         return self._thread.is_alive()
 
     def linked(self) -> LinkedPort:
-        """What a process that this one starts is given instead of the port."""
+        """Return the port for a process that this one starts."""
         return LinkedPort(self._address, self.port.checkpoints, self.port.checkpoint_seconds)
 
 
 def _hang_up(listener: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it has ended already
+    with contextlib.suppress(OSError):  # already closed
         listener.shutdown(socket.SHUT_RDWR)
 
 
@@ -200,7 +201,7 @@ def _serve(port: TrialPort, listener: socket.socket, folder: tempfile.TemporaryD
     with folder, listener:
         try:
             caller, _ = listener.accept()
-        except OSError:  # hung up
+        except OSError:  # closed
             return
         with Connection(caller.detach()) as line:
             while True:

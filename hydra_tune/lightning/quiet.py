@@ -1,6 +1,6 @@
-"""Lightning in a worker keeps quiet: the search has a display of its own, and two would tear each other apart.
+"""Silences Lightning in a worker: its output would disturb the display of the search.
 
-Bars, summaries and news go; warnings stay, but for the advice that Lightning gives on every run.
+Progress bars, summaries and messages are off; warnings stay, except for advice that Lightning repeats on every run.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from hydra_tune.lightning.bases import home_of
 ADVICE = (
     r".*does not have many workers.*",
     r".*is smaller than the logging interval.*",
-    r".*isinstance\(treespec, LeafSpec\). is deprecated.*",  # what Lightning 2.6 does with torch 2.13
+    r".*isinstance\(treespec, LeafSpec\). is deprecated.*",  # Lightning 2.6 with torch 2.13
 )
 LOGGERS = ("pytorch_lightning", "lightning", "lightning.pytorch", "lightning.fabric", "lightning_fabric")
 
 
 def quieten_logs() -> None:
-    """Before a Trainer is made: it announces devices at once."""
+    """Silence loggers and repeated advice; call before a Trainer is made, which logs its devices at once."""
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
     for advice in ADVICE:
@@ -28,10 +28,10 @@ def quieten_logs() -> None:
 
 
 def quieten_trainer(trainer: Any) -> None:
-    """Turn a Trainer's progress bar off, and its summary of the model."""
+    """Disable a Trainer's progress bar and model summary."""
     if trainer.progress_bar_callback is not None:
         trainer.progress_bar_callback.disable()
     for index, callback in enumerate(trainer.callbacks):
         if any(kind.__name__ == "ModelSummary" for kind in type(callback).__mro__):
-            # Not taken out: the Trainer may be in the middle of the list.
+            # Replaced, not removed: the Trainer may be iterating over the list.
             trainer.callbacks[index] = home_of(trainer).Callback()

@@ -1,10 +1,10 @@
-"""Checkpoints of a Trainer in the project's own format, and a Trainer that goes on from one.
+"""Checkpoints of a Trainer in the project's own format, and resuming a Trainer from one.
 
-Lightning's own files are pickles, which the project never reads. The contents are Lightning's: a Trainer makes them in
-`save_checkpoint` and hands them to whatever stands for its checkpoint files. They are written as safetensors and JSON.
+Lightning's own files are pickles, which the project never reads. The contents are Lightning's: a Trainer passes them in
+`save_checkpoint` to its checkpoint plugin. They are written as safetensors and JSON.
 
-A checkpoint is taken where an epoch begins: there is no position in the data then, and with the random streams in it
-the epoch's batches come in the same order again.
+A checkpoint is taken at the beginning of an epoch: there is no position in the data then, and with the random states
+saved the epoch's batches come in the same order again.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hydra_tune.checkpoint import CHECKPOINT_SHARE, Checkpoints
-from hydra_tune.loaders import generator_of
-from hydra_tune.seeds import RandomState
+from hydra_tune.core.random_state import RandomState
+from hydra_tune.training.checkpoint import Checkpoints
+from hydra_tune.training.checkpoint_files import CHECKPOINT_SHARE
+from hydra_tune.training.loaders import generator_of
 
 _NOT_NEEDED = ("hyper_parameters", "hparams_name", "hparams_type")
-"""What the user's code gives again when it makes the module, and may be of any type."""
+"""Contents that the user's code supplies again when it makes the module, and that may be of any type."""
 
 
 class _Caught:
-    """Stands for a strategy's checkpoint files, and keeps what was to be written."""
+    """Replaces a strategy's checkpoint plugin, and keeps the contents instead of writing them."""
 
     def __init__(self) -> None:
         self.contents: dict[str, Any] | None = None
@@ -44,11 +45,11 @@ class TrainerCheckpoints:
         self._took = 0.0
 
     def due(self) -> bool:
-        """Whether it is time: now and then, and less often where writing takes a larger share of the time."""
+        """True if a checkpoint is due: periodically, and less often if writing takes a larger share of the time."""
         return time.monotonic() - self._made > max(self._every, self._took / CHECKPOINT_SHARE)
 
     def save(self, trainer: Any) -> tuple[int, int, float] | str:
-        """Write the state; every rank calls, rank 0 writes. Returns step, bytes and seconds, or why it was not."""
+        """Write the state; all ranks call, rank 0 writes. Return step, bytes and seconds, or the reason for failure."""
         began = time.monotonic()
         try:
             state = _state_of(trainer)
@@ -63,11 +64,11 @@ class TrainerCheckpoints:
         return trainer.global_step, size, self._took
 
     def remove(self) -> None:
-        """Delete them: they are of no use."""
+        """Delete the checkpoints."""
         self._files.remove()
 
     def newest(self) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-        """The newest state that is whole, and what was found damaged."""
+        """Return the newest undamaged state, and notes on damaged ones."""
         found = self._files.newest()
         return (None, ()) if found is None else (found.state, found.damaged)
 
@@ -83,7 +84,7 @@ def _state_of(trainer: Any) -> dict[str, Any] | None:
     if caught.contents is None:
         return None
     contents = {key: value for key, value in caught.contents.items() if key not in _NOT_NEEDED}
-    # The epoch that is about to begin counts as ready already, and will be counted again.
+    # The epoch about to begin is counted as ready already, and would be counted again.
     progress = contents["loops"]["fit_loop"]["epoch_progress"]
     for counts in (progress["total"], progress["current"]):
         counts["ready"] -= 1
@@ -93,7 +94,7 @@ def _state_of(trainer: Any) -> dict[str, Any] | None:
 
 
 def go_on(trainer: Any, module: Any, state: dict[str, Any]) -> None:
-    """Give a Trainer that has set everything up, and not begun, the state of a checkpoint."""
+    """Load a checkpoint into a Trainer that is set up but has not begun."""
     contents, strategy = state["lightning"], trainer.strategy
     module.on_load_checkpoint(contents)
     strategy.load_model_state_dict(contents, strict=module.strict_loading)
@@ -111,22 +112,22 @@ def go_on(trainer: Any, module: Any, state: dict[str, Any]) -> None:
     for config, schedule in zip(trainer.lr_scheduler_configs, contents["lr_schedulers"], strict=True):
         config.scheduler.load_state_dict(schedule)
     trainer.fit_loop.load_state_dict(contents["loops"]["fit_loop"])
-    # Not in the middle of an epoch: the loops begin one.
+    # Start an epoch rather than resume within one.
     trainer.fit_loop.restarting = False
     RandomState.from_state(state["random"]).restore(strategy.root_device)
 
 
 def restore_generators(trainer: Any, states: list[torch.Tensor]) -> None:
-    """Put the loaders' own generators where they were, once the Trainer has its loaders."""
+    """Restore the states of the loaders' generators, once the Trainer has its loaders."""
     for generator, state in zip(_generators(trainer), states, strict=True):
         generator.set_state(state)
         if trainer.train_dataloader.generator is not None:
-            # The epoch's iterator is made already. In an unbroken run it is made now, and draws its workers' seed.
+            # The epoch's iterator exists already. In an unbroken run it is made now, and draws its workers' seed.
             torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
 def _generators(trainer: Any) -> list[torch.Generator]:
-    """The one that the training loader or its sampler was given, if any; else they draw from the process's stream."""
+    """Return the generator of the training loader or its sampler, if any; otherwise they use the process's stream."""
     loader = trainer.train_dataloader
     generator = generator_of(loader) if isinstance(loader, DataLoader) else None
     return [] if generator is None else [generator]

@@ -1,7 +1,7 @@
-"""Trials in a script of its own that trains with strategy `ddp`, which runs the script again for each further rank.
+"""Trials in a user's script that trains with strategy `ddp`, which runs the script again for each further rank.
 
-Each rank would ask its own study and train with its own parameters. Here rank 0 alone has a study; the other ranks get
-a trial that suggests what rank 0's trial was given, over a socket whose address they find in their environment.
+Each rank would ask its own study and train with its own parameters. Here only rank 0 has a study; the other ranks get a
+trial with the suggestions of rank 0's trial, over a socket whose address is in their environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import optuna
 from optuna.trial import FixedTrial, TrialState
 
-from hydra_tune.errors import InputError
+from hydra_tune.core.errors import InputError
 
 T = TypeVar("T")
 ADDRESS = "HYDRA_TUNE_TRIALS"
@@ -29,9 +29,9 @@ Objective = Callable[[Any], float | Sequence[float]]
 def optimize_ddp(
     study: optuna.Study | Callable[[], optuna.Study], objective: Objective, *, n_trials: int
 ) -> optuna.Study | None:
-    """Run trials whose Trainers use strategy `ddp`; returns the study on rank 0, None on the others.
+    """Run trials whose Trainers use strategy `ddp`; return the study on rank 0, None on the others.
 
-    `study` is best given as a function that makes it, which only rank 0 calls. The script is started once, with plain
+    `study` is best given as a function that makes it, which only rank 0 calls. Start the script once, with plain
     `python`; Lightning starts the other ranks.
     """
     if int(os.environ.get("LOCAL_RANK", 0)) > 0:
@@ -60,7 +60,7 @@ def _run(study: optuna.Study, asked: optuna.Trial, objective: Objective, announc
 
 
 class _Announced(optuna.Trial):
-    """Rank 0's trial: what it suggests, other ranks may be waiting for."""
+    """Rank 0's trial, which announces its suggestions to other ranks."""
 
     announcer: _Announcer
 
@@ -75,7 +75,7 @@ class _Announced(optuna.Trial):
 
 
 class _Announcer:
-    """Rank 0's side of the socket: which trial runs, and what has been suggested in it."""
+    """Rank 0's end of the socket: the running trial and its suggestions so far."""
 
     def __init__(self) -> None:
         self._news = threading.Condition()
@@ -129,7 +129,7 @@ class _Announcer:
                 line.send(self._number if asked is None else self._suggested(*asked))
 
     def _suggested(self, number: int, name: str) -> tuple[bool, Any]:
-        """Whether trial `number` has this parameter, and its value; waits until it is known."""
+        """Wait for a parameter of trial `number`; return True and its value, or False if the trial ended without it."""
         with self._news:
             self._news.wait_for(lambda: self._number > number or (self._number == number and name in self._params()))
             return (True, self._params()[name]) if self._number == number else (False, None)
@@ -139,13 +139,13 @@ class _Announcer:
 
 
 def _follow(objective: Objective, n_trials: int) -> None:
-    """On the other ranks: the same objective, with rank 0's parameters."""
+    """Run the same objective on another rank, with rank 0's parameters."""
     if ADDRESS not in os.environ:
         raise InputError("this rank does not know rank 0's trials", "start the script with python, not with torchrun")
     caller = socket.socket(socket.AF_UNIX)
     caller.connect(os.environ[ADDRESS])
     with Connection(caller.detach()) as line:
-        # Not from the first trial on where that was without ddp: this rank was not there yet.
+        # The first trials may have run without ddp, before this rank existed.
         line.send(None)
         for number in range(line.recv(), n_trials):
             with contextlib.suppress(optuna.TrialPruned):
@@ -153,7 +153,7 @@ def _follow(objective: Objective, n_trials: int) -> None:
 
 
 class _Followed(dict[str, Any]):
-    """The parameters of rank 0's trial, each asked for when it is looked up."""
+    """The parameters of rank 0's trial, each requested on lookup."""
 
     def __init__(self, line: Connection, number: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What a worker's own processes are given: `ddp_spawn` inside a search.
+"""Pickling for the processes that `ddp_spawn` starts from a worker.
 
-The classes of a user's script or notebook came to the worker by value, and no name leads to them. `multiprocessing`
-pickles by name; in a worker it has to pickle as the search does.
+Classes of a user's script or notebook came to the worker by value and cannot be imported by name. `multiprocessing`
+pickles by name; in a worker it must pickle by value, as the search does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import cloudpickle
 
 
 class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, with the ways that multiprocessing and torch have for pipes, locks and tensors."""
+    """cloudpickle, with the reducers of multiprocessing and torch for pipes, locks and tensors."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
         reduction.ForkingPickler(io.BytesIO()).dispatch_table,
@@ -24,7 +24,7 @@ class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def carry_by_value() -> None:
-    """Let `multiprocessing` send classes and functions by value in this process, which is a worker."""
+    """Make `multiprocessing` pickle classes and functions by value in this process, which is a worker."""
     reduction.dump = _dump
 
 

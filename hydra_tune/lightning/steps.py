@@ -1,8 +1,8 @@
-"""A LightningModule's `training_step` and `validation_step`, taken apart at `forward`.
+"""A LightningModule's `training_step` and `validation_step`, split at `forward`.
 
-Where a step is the usual one (something before, one `self(...)`, a loss or logs of its outputs), the module's forward
-can be run by any strategy, in shards or stages, and the rest of the step is the candidate's loss or metrics: the step
-is run again with the outputs at hand instead of a forward. Where it is not, the step is run as a whole.
+If a step has the usual form (some preparation, one `self(...)`, a loss or logs of its outputs), any strategy can run
+the module's forward, in shards or stages, and the rest of the step is the candidate's loss or metrics: the step is run
+again with the outputs given instead of a forward. Otherwise the step is run whole.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hydra_tune.errors import CandidateError
+from hydra_tune.core.errors import CandidateError
 
 Step = Literal["training_step", "validation_step"]
 OBJECTIVE = "train it with HydraTuneCallback in an objective"
 
 
 class _NoTrainer:
-    """In the place of a Trainer while a step runs: whatever a step wants of one, there is none."""
+    """Stands in for a Trainer while a step runs, and refuses every access."""
 
     def __getattr__(self, name: str) -> Any:
         raise CandidateError(f"a step of the LightningModule uses its Trainer ({name!r})", OBJECTIVE)
@@ -34,7 +34,7 @@ class _Reached(Exception):
 
 @contextmanager
 def _forward_is(module: Any, forward: Callable[..., Any]) -> Iterator[dict[str, Any]]:
-    """While active, `self(...)` calls `forward`, and what the step logs is gathered."""
+    """While active, `self(...)` calls `forward`, and values logged by the step are collected."""
     logs: dict[str, Any] = {}
 
     def log(name: str, value: Any, *_args: Any, **_options: Any) -> None:
@@ -50,7 +50,7 @@ def _forward_is(module: Any, forward: Callable[..., Any]) -> Iterator[dict[str, 
 
 
 def run_step(module: Any, step: Step, batch: Any, position: int, forward: Callable[..., Any]) -> tuple[Any, Any]:
-    """What a step returns and logs, with `forward` for its forward."""
+    """Run a step with `forward` in place of its forward; return its result and logs."""
     method = getattr(module, step)
     arguments = [batch, position][: len(inspect.signature(method).parameters)]
     with _forward_is(module, forward) as logs:
@@ -58,7 +58,7 @@ def run_step(module: Any, step: Step, batch: Any, position: int, forward: Callab
 
 
 def loss_of(returned: Any) -> torch.Tensor:
-    """The loss that a training step returned."""
+    """Return the loss that a training step returned."""
     loss = returned.get("loss") if isinstance(returned, dict) else returned
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise CandidateError(f"training_step returned a {type(loss).__name__}", "return a loss, or a dict with 'loss'")
@@ -66,14 +66,14 @@ def loss_of(returned: Any) -> torch.Tensor:
 
 
 def number_of(name: str, value: Any) -> float:
-    """A logged value; one that is more than a mean over batches cannot be put together from them."""
+    """Return a logged value; refuse metric objects, which cannot be averaged over batches."""
     if isinstance(value, nn.Module):
         raise CandidateError(f"{name!r} is logged as a {type(value).__name__}, not as a number", OBJECTIVE)
     return float(value)
 
 
 class Before:
-    """A step up to its forward: gives the forward's arguments, and keeps the batch for the rest of the step."""
+    """A step up to its forward: returns the forward's arguments, and keeps the batch for the rest of the step."""
 
     def __init__(self, module: Any, step: Step) -> None:
         self.module, self.step = module, step
@@ -92,7 +92,7 @@ class Before:
         raise CandidateError(f"{self.step} did not call forward", OBJECTIVE)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As a candidate's inputs: one, several, or by name."""
+        """Return the arguments as a candidate's inputs: one, several, or by name."""
         if not kwargs:
             return args[0] if len(args) == 1 and isinstance(args[0], torch.Tensor) else args
         names = list(inspect.signature(type(self.module).forward).parameters)[1:]
@@ -100,13 +100,13 @@ class Before:
 
 
 class Rest:
-    """A step after its forward, of which the outputs are given."""
+    """A step after its forward, with the forward's outputs given."""
 
     def __init__(self, module: Any, step: Step) -> None:
         self.module, self.step = module, step
 
     def run(self, outputs: Any, targets: Any) -> tuple[Any, dict[str, Any]]:
-        """What the step returns and logs."""
+        """Return the step's result and logs."""
         batch, position = targets
         return run_step(self.module, self.step, batch, position, lambda *_args, **_kwargs: outputs)
 
@@ -122,7 +122,7 @@ class RestLoss(Rest):
 
 
 class RestLog(Rest):
-    """A candidate's metric: what the rest of `validation_step` logs under a name."""
+    """A candidate's metric: a value logged by the rest of `validation_step`."""
 
     def __init__(self, module: Any, name: str) -> None:
         super().__init__(module, "validation_step")
@@ -133,9 +133,9 @@ class RestLog(Rest):
 
 
 class WholeSteps(nn.Module):
-    """A LightningModule whose steps cannot be taken apart: in training its forward is `training_step`.
+    """A LightningModule whose steps cannot be split: in training its forward is `training_step`.
 
-    In evaluation it gives what `validation_step` logs, and the loss.
+    In evaluation it returns the logs of `validation_step`, and the loss.
     """
 
     def __init__(self, module: Any, validates: bool) -> None:
@@ -153,12 +153,12 @@ class WholeSteps(nn.Module):
 
 
 def whole_inputs(batch: Any, position: int) -> tuple[Any, None]:
-    """The whole batch as inputs."""
+    """Return the whole batch as inputs."""
     return (batch, position), None
 
 
 def whole_loss(outputs: dict[str, Any], _targets: None) -> torch.Tensor:
-    """The loss that the whole step gave."""
+    """Return the loss of the whole step."""
     loss: torch.Tensor = outputs["loss"]
     return loss
 

@@ -1,4 +1,4 @@
-"""How a training under the callback ends before its last epoch: plain data, since every rank has to hear the same."""
+"""Reasons for which a training under the callback ends early: plain data, broadcast to every rank."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 
 import optuna
 
+from hydra_tune.core.errors import InputError
 from hydra_tune.engine.unit import TrialEnded
-from hydra_tune.errors import InputError
 
 Kind = Literal["pruned", "diverged", "missing", "stopped", "unusable"]
 
@@ -20,7 +20,7 @@ class MetricMissing(InputError):
 class DivergedTrial(TrialEnded, optuna.TrialPruned):
     """A loss or a monitored metric is no longer a finite number.
 
-    A search records it as DIVERGED; Optuna by itself takes it for a pruned trial, so that samplers learn from it.
+    A search records the trial as DIVERGED; plain Optuna records it as pruned, so that samplers learn from it.
     """
 
     status = "DIVERGED"
@@ -33,21 +33,21 @@ class Stopped(TrialEnded):
 
 
 class Unusable(TrialEnded):
-    """A checkpoint is of another module or Trainer: the attempt is lost, and the next one starts afresh."""
+    """A checkpoint is of another module or Trainer: the attempt is lost, and the next one starts from scratch."""
 
     status = "LOST"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why training ends now."""
+    """The reason why training ends early."""
 
     kind: Kind
     message: str = ""
     hint: str = ""
 
     def error(self) -> Exception:
-        """The exception that ends the trial so."""
+        """Return the exception that ends the trial."""
         match self.kind:
             case "pruned":
                 return optuna.TrialPruned(self.message)

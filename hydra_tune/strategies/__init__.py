@@ -1,1 +1,1 @@
-"""How a candidate is trained: one file for each strategy, the contract in `base`, the names in `registry`."""
+"""Ways to train a candidate: a folder for each strategy, the contract in `base`, the names in `registry`."""

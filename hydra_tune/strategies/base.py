@@ -1,23 +1,26 @@
 """The contract between the search and a strategy.
 
-A strategy is straight-line async code that awaits units. It does not choose devices. A unit that fails raises where it
-is awaited: a strategy that can go on from there may, else the search decides whether the trial is tried again. Being
-pruned or interrupted raises too, so that a strategy has nothing to clean up: when its coroutine ends, what it left on
-devices is dropped.
+A strategy is straight-line async code that awaits units. It does not choose devices. A failed unit raises where it is
+awaited: the strategy may recover there, otherwise the search decides whether to retry the trial. Pruning and
+interruption raise too, so a strategy has nothing to clean up: when its coroutine ends, its state on the devices is
+dropped.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hydra_tune.builds import Blueprint
+from hydra_tune.core.tables import Table
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.unit import Memory, Role, StepRecord, Unit, UnitResult
-from hydra_tune.training import Progress
+from hydra_tune.strategies.estimate import Estimate, Look, refused
+from hydra_tune.strategies.pool import Pool
+from hydra_tune.training.builds import Blueprint
+from hydra_tune.training.progress import Progress
 
 
 class Pruned(Exception):
@@ -25,26 +28,26 @@ class Pruned(Exception):
 
 
 class Reconsidered(Exception):
-    """Raised between units, after a checkpoint: another strategy goes on with the trial."""
+    """Raised between units, after a checkpoint: another strategy continues the trial."""
 
 
 class Interrupted(Exception):
-    """Raised by `stop_here`: the search ends, and the trial goes on when it is resumed."""
+    """Raised by `stop_here`: the search stops, and the trial continues when the search is resumed."""
 
 
 def never(_progress: Progress) -> bool:
-    """Nobody reconsiders."""
+    """Return False: the default `reconsider`, which never changes the strategy."""
     return False
 
 
 @dataclass(frozen=True)
 class Candidacy:
-    """Where a built candidate waits: in the worker that built it, or packed for any device."""
+    """The place of a built candidate: the worker that built it, or a parcel that any device can load."""
 
     worker: int | None = None
     parcel: bytes | None = None
     held: bool = False
-    """Whether that worker is the builder."""
+    """True if that worker is the builder."""
 
 
 @dataclass
@@ -54,25 +57,27 @@ class TrialRun(ABC):
     number: int
     seed: int
     attempt: str
-    blueprint: Blueprint
-    candidacy: Candidacy
     metric: str
     maximize: bool
     weights: Path
-    """Where the trained weights go."""
+    """File for the trained weights."""
     checkpoints: Path
-    """Where checkpoints go; those of an earlier attempt are there."""
+    """Directory of checkpoints, including those of earlier attempts."""
     profiles: Path
-    """Where the measured costs of models are kept, for all trials and runs."""
+    """Directory of measured model costs, shared by all trials and runs."""
     engine: Engine
     at_once: int
-    """How many trials may be on the devices at the same time."""
+    """Maximum number of trials on the devices at the same time."""
+    blueprint: Blueprint = field(init=False)
+    """Facts about the built candidate; set once it is built."""
+    candidacy: Candidacy = field(init=False)
+    """Place of the built candidate; set once it is built."""
     memory: Memory | None = None
-    """What the trial takes of a device, where it was planned."""
+    """Device memory that the trial needs, if it was planned."""
     remaining_at_first: float | None = None
     """Expected seconds of training, before anything is measured."""
     reconsider: Callable[[Progress], bool] = never
-    """Whether another strategy is to go on with the trial from here; asked between units."""
+    """Asked between units; True if another strategy should continue the trial from here."""
 
     async def unit(
         self,
@@ -85,7 +90,7 @@ class TrialRun(ABC):
         recorded: bool = True,
         rank: tuple[int, int] | None = None,
     ) -> UnitResult:
-        """Await one unit of this trial; one of many short ones is not `recorded` by itself, but with `worked`."""
+        """Run one unit of this trial. Short, numerous units are not `recorded` singly; `worked` reports their sums."""
         result = await self.engine.run(
             Unit(
                 trial=self.number, attempt=self.attempt, kind=kind, work=work, args=args, role=role,
@@ -106,9 +111,10 @@ class TrialRun(ABC):
         workers: Sequence[int | None],
         remaining: float | None = None,
     ) -> list[UnitResult]:
-        """Await a unit on several devices at the same time, as ranks of one torch.distributed group.
+        """Run a unit on several devices at the same time, as ranks of one torch.distributed group.
 
-        `members` has the arguments of each, `workers` where each has to run, if that matters. All fail together.
+        `members` has the arguments of each rank, `workers` the worker it must run in, or None for any. All ranks fail
+        together.
         """
         units = [
             Unit(
@@ -122,87 +128,103 @@ class TrialRun(ABC):
         return results
 
     def room(self) -> tuple[int, ...]:
-        """What the trial may take of each device, if all that are there at the same time get an equal part."""
+        """Return the bytes of each device that the trial may use, with equal shares for concurrent trials."""
         devices = self.engine.devices
         shares = (device.memory // self.at_once for device in devices)
         return tuple(min(pair) for pair in zip(shares, self.engine.room(self.attempt), strict=True))
 
     def release_builder(self) -> None:
-        """The candidate has arrived on its device: the builder need not hold it any longer."""
+        """Let the builder drop the candidate, which has arrived on its device."""
         self.engine.drop(self.attempt, Role.BUILDER)
 
     def better(self, value: float, than: float | None) -> bool:
-        """Whether `value` beats the best so far, in the direction of the search."""
+        """True if `value` is better than `than`, in the direction of the search."""
         if than is None:
             return True
         return value > than if self.maximize else value < than
 
     @abstractmethod
     def deadline(self, kind: str) -> float | None:
-        """How long a unit of this kind may show no sign of life."""
+        """Return the seconds that a unit of this kind may go without a sign of life."""
 
     @abstractmethod
     def measured(self, kind: str, seconds: float) -> None:
-        """A unit of this kind took so long."""
+        """Record the seconds that a unit of this kind took."""
 
     @abstractmethod
     def progress(self, progress: Progress) -> None:
-        """How far training is, for the display."""
+        """Show how far training is."""
 
     @abstractmethod
     def remaining(self, progress: Progress) -> float | None:
-        """Expected seconds of training left, as the scheduler counts them; None where nothing was measured."""
+        """Return the expected seconds of training left, for the scheduler; None if nothing was measured."""
 
     @abstractmethod
     def planned(self, strategy: str, shards: int, plan: dict[str, Any] | None = None) -> None:
-        """The trial is trained by this strategy, in so many shards or stages; `plan` says which, as plain data."""
+        """Record the strategy, its number of shards or stages, and its `plan` as plain data."""
+
+    @abstractmethod
+    async def bring(self, *, apart: bool, anew: bool) -> None:
+        """Bring the candidate to the builder (`apart`) or to where a device can load it; `anew` builds it again."""
+
+    @abstractmethod
+    async def suggest(self, name: str, choices: Sequence[str]) -> str:
+        """Have the sampler choose, as an additional hyperparameter of the trial."""
+
+    @abstractmethod
+    def chosen(self, strategy: str, choice: dict[str, Any]) -> None:
+        """Record that this strategy continues the trial; `choice` has the reason and the predictions as plain data."""
+
+    @abstractmethod
+    def took(self, batch_seconds: float) -> None:
+        """Record the seconds of one batch under the chosen strategy."""
 
     @abstractmethod
     def worked(self, device: str, steps: Sequence[StepRecord]) -> None:
-        """Units that were not recorded one by one, summed up."""
+        """Report the totals of units that were not recorded singly."""
 
     @abstractmethod
     def spilled(self, read: int, written: int) -> None:
-        """So many bytes came from the spill store and went there."""
+        """Count bytes read from and written to the spill store."""
 
     @abstractmethod
     def communicated(self, size: int) -> None:
-        """So many bytes of state or gradients went between the parts of a trial that train apart."""
+        """Count bytes of state or gradients sent between the parts of a trial that train apart."""
 
     @abstractmethod
     def note(self, kind: str, message: str) -> None:
-        """Something worth knowing happened to the trial."""
+        """Record an event of the trial, with a message for the user."""
 
     @abstractmethod
     async def report(self, epoch: int, metrics: dict[str, float]) -> None:
-        """All metrics of an epoch, at its end; raises Pruned when the trial is to end."""
+        """Report all metrics of an epoch, at its end; raises Pruned if the trial must end."""
 
     @abstractmethod
     async def restored(self, history: list[dict[str, float]], notes: tuple[str, ...]) -> None:
-        """Training goes on from a checkpoint: the metrics of the epochs before it, and what was amiss with others."""
+        """Record a resumed checkpoint: metrics of the earlier epochs, and notes on damaged checkpoints."""
 
     @abstractmethod
     def checkpoint_due(self, *, waits: bool = False) -> bool:
-        """Whether it is time for a checkpoint: now and then, and before the search stops.
+        """True if a checkpoint is due: periodically, and before the search stops.
 
-        One that `waits` for a process that is busy would keep the trial from training: it is put off for a while.
+        A checkpoint that `waits` for a busy process would hold up training, so it is postponed for a while.
         """
 
     @abstractmethod
     def checkpoint_made(self, step: int, size: int, seconds: float) -> None:
-        """A checkpoint was written."""
+        """Record that a checkpoint of `size` bytes was written at this step."""
 
     @abstractmethod
     def checkpoint_failed(self, reason: str) -> None:
-        """A checkpoint could not be written; the one before it counts."""
+        """Record that a checkpoint could not be written; the previous one stays valid."""
 
     def out_of_time(self) -> bool:
-        """Whether the trial is to end with the epochs it has, its weights and its value being theirs."""
+        """True if the trial must end with the epochs it has finished; their weights and value are its result."""
         return False
 
     @abstractmethod
     def stop_here(self) -> None:
-        """Call between units, after a checkpoint that was due; raises Interrupted when the search stops."""
+        """Call between units, after any checkpoint that was due; raises Interrupted if the search stops."""
 
 
 class Strategy(ABC):
@@ -210,29 +232,59 @@ class Strategy(ABC):
 
     name: ClassVar[str]
     exact: ClassVar[bool]
-    """Whether the result is that of a plain PyTorch loop."""
+    """True if the result equals that of a plain PyTorch loop."""
     summary: ClassVar[str]
     builds_apart: ClassVar[bool] = False
-    """Whether candidates are built in the builder from the first one on, and wait there to be taken apart."""
+    """True if every candidate, the first included, is built in the builder, where it is then divided."""
     spans_devices: ClassVar[bool] = False
-    """Whether a trial can be on several devices at the same time."""
+    """True if a trial can be on several devices at the same time."""
     plans: ClassVar[bool] = False
-    """Whether it chooses for each trial which strategy trains it."""
+    """True if the strategy chooses another strategy for each trial."""
     gangs: ClassVar[bool] = False
-    """Whether it has units that run on several devices at the same time."""
+    """True if the strategy has units that run on several devices at the same time."""
+    simpler: ClassVar[tuple[str, ...]] = ("whole",)
+    """If one of these strategies would finish soon, it is preferred and this one is not estimated."""
+    soon_done: ClassVar[str] = "it is soon done"
+    """Reason shown if the strategy would finish soon and others are not estimated."""
+    parts: ClassVar[str] = "parts"
+    """Name of a trial's parts, in the plural."""
+    begin_seconds: ClassVar[float] = 5.0
+    """Seconds to bring a candidate to its devices, before anything is measured."""
+    own_checkpoints: ClassVar[bool] = False
+    """True if checkpoints cannot be exchanged with other strategies."""
+    last_resort: ClassVar[bool] = False
+    """True if it can train models that fit no other strategy; it is then tried without an estimate."""
     policy: str = "fair"
-    """By which a device that is free chooses among trials: a name of the scheduler's."""
+    """Name of the scheduler policy by which a free device chooses among trials."""
 
     def trials_at_once(self, devices: int) -> int:
-        """How many trials keep so many devices busy."""
+        """Return the number of trials that keep this many devices busy."""
         return devices + self.builds_apart
 
     def cuts(self) -> bool:
-        """Whether it takes models apart, so that one which cannot be cut is not for it."""
+        """True if the strategy divides models, and so cannot train a model that cannot be cut."""
         return self.builds_apart
 
     def check(self, devices: int) -> None:  # noqa: B027 - most strategies run on any number
-        """Raise SpecError where it cannot run on so many devices."""
+        """Raise SpecError if the strategy cannot run on this many devices."""
+
+    @classmethod
+    def estimate(cls, look: Look, pool: Pool) -> Estimate:
+        """Estimate seconds and bytes, in the worker that has the candidate; a refused strategy is not chosen."""
+        return refused(cls.name, "it does not say what it would take")
+
+    @classmethod
+    def memory(cls, estimate: Estimate, *, alone: bool) -> Memory | None:
+        """Return the device memory that a trial with this estimate needs; None if unknown.
+
+        `alone` says that no other trial takes turns on its device.
+        """
+        return None
+
+    @classmethod
+    def describe_plan(cls, plan: Mapping[str, Any]) -> Iterable[str | Table]:
+        """Yield the plan recorded with `run.planned` as lines and tables for people."""
+        return ()
 
     @abstractmethod
     async def train(self, run: TrialRun) -> None:

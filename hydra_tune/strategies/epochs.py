@@ -1,7 +1,6 @@
-"""The loop of every exact strategy, from the first epoch to the last: train, judge, report, checkpoint, save.
+"""The loop of every exact strategy over all epochs: train, evaluate, report, checkpoint, save.
 
-Strategies differ in how a piece of training runs, not in the order of things; what a strategy has to supply is the
-`InTraining` below.
+Strategies differ in how they train, not in the order of these steps. Each supplies an `InTraining`.
 """
 
 from __future__ import annotations
@@ -10,15 +9,23 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from hydra_tune.strategies.base import Pruned, Reconsidered, TrialRun, never
-from hydra_tune.training import Progress
+from hydra_tune.training.progress import Progress
 
 SLICE_SECONDS = 1.0
-"""How long a unit of training lasts: short enough for trials to take turns, long enough to hide what turns cost."""
+"""Duration of a training unit: short enough for trials to take turns, long enough to hide the cost of a turn."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The start of training: metrics of the finished epochs, and notes on damaged checkpoints."""
+
+    history: list[dict[str, float]]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was written, or why it was not."""
+    """A written checkpoint, or the reason why it was not written."""
 
     step: int
     size: int
@@ -30,7 +37,7 @@ class InTraining(ABC):
     """A candidate in training; each method awaits units."""
 
     history: list[dict[str, float]]
-    """The metrics of the epochs behind it when training starts here."""
+    """Metrics of the epochs finished before training starts here."""
 
     @abstractmethod
     async def train(self, remaining: float | None) -> Progress:
@@ -38,27 +45,27 @@ class InTraining(ABC):
 
     @abstractmethod
     async def end_epoch(self, remaining: float | None) -> dict[str, float]:
-        """Judge the epoch, and go to the next one. Returns every metric."""
+        """Evaluate the epoch and advance to the next. Return every metric."""
 
     @abstractmethod
     async def keep_weights(self) -> None:
-        """Remember the weights as they are now, as the best so far."""
+        """Keep a copy of the current weights as the best so far."""
 
     @abstractmethod
     async def checkpoint(self) -> Saved:
-        """Write all that another search needs to go on from here."""
+        """Write the state that another search needs to resume from here."""
 
     def checkpoint_waits(self) -> bool:
-        """Whether somebody else is served before a checkpoint would be written."""
+        """True if a checkpoint would wait for a process that is busy."""
         return False
 
     @abstractmethod
     async def save(self) -> None:
-        """Write the weights to keep."""
+        """Write the final weights."""
 
 
 async def train_epochs(run: TrialRun, candidate: InTraining) -> None:
-    """Train the candidate to its last epoch, and leave its weights."""
+    """Train the candidate to its last epoch, then save its weights."""
     remaining: float | None = None
     best: float | None = None
     for metrics in candidate.history:
@@ -86,7 +93,7 @@ async def train_epochs(run: TrialRun, candidate: InTraining) -> None:
 
 
 def _may_end(run: TrialRun, best: float | None) -> bool:
-    """Whether a trial that is out of time can end within an epoch: its best one is kept, or none is over yet."""
+    """True if a trial out of time may end mid-epoch: its best weights are kept. Raises Pruned in the first epoch."""
     if best is None:
         run.note("timeout", "out of time before its first epoch was over")
         raise Pruned
@@ -94,13 +101,13 @@ def _may_end(run: TrialRun, best: float | None) -> bool:
 
 
 async def _between_units(run: TrialRun, candidate: InTraining, progress: Progress, *, last: bool = False) -> None:
-    """Checkpoint where that is due, stop where the search stops, and let another strategy go on where one is to."""
+    """Write a checkpoint if due, stop if the search stops, and raise Reconsidered if another strategy takes over."""
     moves = not last and run.reconsider(progress)
     if moves or run.checkpoint_due(waits=candidate.checkpoint_waits()):
         saved = await candidate.checkpoint()
         if saved.failure:
             run.checkpoint_failed(saved.failure)
-            moves, run.reconsider = False, never  # without a checkpoint nobody else can go on
+            moves, run.reconsider = False, never  # no other strategy can continue without a checkpoint
         else:
             run.checkpoint_made(saved.step, saved.size, saved.seconds)
     run.stop_here()

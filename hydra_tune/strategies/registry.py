@@ -1,99 +1,74 @@
-"""The strategies by name, and what a user's `strategy` argument means."""
+"""The strategies by name: built-in ones, and those of other packages.
+
+A package registers a strategy with an entry point in the group `hydra_tune.strategies` whose value is a subclass of
+`Strategy`. Strategies are found by the `name` of the class.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
-from hydra_tune.errors import SpecError, nearest, quoted
-from hydra_tune.planning.choice import APPROXIMATE, EXACT
-from hydra_tune.strategies.auto import Auto
+from hydra_tune.core.errors import SpecError, nearest, quoted
 from hydra_tune.strategies.base import Strategy
-from hydra_tune.strategies.elastic import Elastic
-from hydra_tune.strategies.ist import Ist
-from hydra_tune.strategies.pipeline import Pipeline
-from hydra_tune.strategies.shard import Shard
-from hydra_tune.strategies.sparse import Sparse
-from hydra_tune.strategies.whole import Whole
+from hydra_tune.strategies.elastic.strategy import Elastic
+from hydra_tune.strategies.pipeline.strategy import Pipeline
+from hydra_tune.strategies.shard.strategy import Shard
+from hydra_tune.strategies.sparse.strategy import Sparse
+from hydra_tune.strategies.subnets.strategy import Ist
+from hydra_tune.strategies.whole.strategy import Whole
 
-CHOOSING = ("auto", "any", "search")
-"""Names that stand for a choice among strategies."""
-_STRATEGIES: dict[str, type[Strategy]] = {}
+logger = logging.getLogger(__name__)
+
+GROUP = "hydra_tune.strategies"
+BUILT_IN: dict[str, type[Strategy]] = {kind.name: kind for kind in (Whole, Shard, Pipeline, Sparse, Ist, Elastic)}
+"""Built-in strategies: exact ones first, and simpler ones before complex ones."""
 
 
-def register(strategy: type[Strategy]) -> None:
-    """Make a strategy known by its name; a name can be taken once."""
-    if strategy.name in _STRATEGIES:
-        raise ValueError(f"strategy {strategy.name!r} is registered already, by {_STRATEGIES[strategy.name]}")
-    _STRATEGIES[strategy.name] = strategy
+@functools.cache
+def brought() -> dict[str, type[Strategy]]:
+    """Load the strategies of other packages; skip unusable ones with a warning."""
+    found: dict[str, type[Strategy]] = {}
+    for entry in entry_points(group=GROUP):
+        try:
+            kind = entry.load()
+        except Exception as error:  # noqa: BLE001 - another package's code
+            logger.warning("strategy %s (%s) cannot be loaded: %s", entry.name, entry.value, error)
+            continue
+        if not (isinstance(kind, type) and issubclass(kind, Strategy)):
+            logger.warning("strategy %s (%s) is no subclass of Strategy", entry.name, entry.value)
+        elif kind.name in BUILT_IN or kind.name in found:
+            logger.warning("strategy %s (%s) has the name of another one", kind.name, entry.value)
+        else:
+            found[kind.name] = kind
+    return found
 
 
 def known() -> dict[str, type[Strategy]]:
-    """All strategies by name."""
-    return dict(_STRATEGIES)
+    """Return all strategies by name, built-in ones first."""
+    return {**BUILT_IN, **brought()}
 
 
-def resolve(choice: object, *, budgeted: bool = False) -> Strategy:
-    """The strategy that `choice` means: a name, a dict of a name and options, or several of these to choose from.
-
-    `auto` chooses for each trial among the exact strategies, `any` among all, and `search` lets the sampler choose.
-    Where devices have been given a budget, candidates are built apart from the first one on: they may not fit.
-    """
-    if isinstance(choice, str) and "," in choice:
-        choice = [name.strip() for name in choice.split(",")]
-    if isinstance(choice, list | tuple):
-        return _chosen_from(choice, budgeted)
-    options = dict(choice) if isinstance(choice, Mapping) else {"name": choice}
-    name = options.pop("name", None)
-    if not isinstance(name, str):
-        raise SpecError(f"strategy cannot be {quoted(choice)}", "give a name, or name: and options")
-    if name in CHOOSING and options:
-        raise SpecError(f"strategy {name!r} has no option {quoted(next(iter(options)))}", "it takes none")
-    match name:
-        case "auto":
-            return Auto(among=_made(EXACT), apart=budgeted)
-        case "any":
-            return Auto(among=_made((*EXACT, *APPROXIMATE)), apart=budgeted)
-        case "search":
-            return Auto(among=_made((*EXACT, *APPROXIMATE)), apart=budgeted, drawn=True)
-    return _one(name, options)
+def find_strategy(name: str) -> type[Strategy] | None:
+    """Return the strategy of this name, or None."""
+    return BUILT_IN.get(name) or brought().get(name)
 
 
-def _chosen_from(choices: Sequence[Any], budgeted: bool) -> Strategy:
-    if not choices:
-        raise SpecError("strategy is an empty list", f"name some of {', '.join(_STRATEGIES)}")
-    found = {}
-    for each in choices:
-        options = dict(each) if isinstance(each, Mapping) else {"name": each}
-        strategy = _one(options.pop("name", None), options)
-        if strategy.name in found:
-            raise SpecError(f"strategy {strategy.name!r} is named twice", "name each once")
-        found[strategy.name] = strategy
-    order = [name for name in (*EXACT, *APPROXIMATE) if name in found]
-    return Auto(among=tuple(found[name] for name in order), apart=budgeted)
-
-
-def _made(names: Sequence[str]) -> tuple[Strategy, ...]:
-    return tuple(_STRATEGIES[name]() for name in names)
-
-
-def _one(name: Any, options: Mapping[str, Any]) -> Strategy:
-    if not isinstance(name, str) or name not in _STRATEGIES:
-        raise SpecError(f"strategy cannot be {quoted(name)}", nearest(str(name), [*CHOOSING, *_STRATEGIES]))
-    taken = [field.name for field in dataclasses.fields(_STRATEGIES[name]) if field.init]  # type: ignore[arg-type]
+def make_strategy(name: Any, options: Mapping[str, Any], others: Sequence[str] = ()) -> Strategy:
+    """Return the strategy of this name with these options; the hint for an unknown name also considers `others`."""
+    kind = find_strategy(name) if isinstance(name, str) else None
+    if kind is None:
+        raise SpecError(f"strategy cannot be {quoted(name)}", nearest(str(name), [*others, *known()]))
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    taken = [field.name for field in fields if field.init]
     for option in options:
         if option not in taken:
             raise SpecError(
                 f"strategy {name!r} has no option {quoted(option)}",
                 nearest(str(option), taken) if taken else "it takes none",
             )
-    return _STRATEGIES[name](**options)
-
-
-register(Whole)
-register(Shard)
-register(Pipeline)
-register(Sparse)
-register(Ist)
-register(Elastic)
+    return kind(**options)

@@ -1,4 +1,4 @@
-"""Which devices the trials of a search have taken, where each takes some of them for as long as it lasts."""
+"""Counts the trials on each device, for strategies whose trials each occupy some devices to their end."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 
 class Seats:
-    """Devices by their position, and how many trials are on each."""
+    """The number of trials on each device, by position."""
 
     def __init__(self) -> None:
         self._taken: Counter[int] = Counter()
 
     @contextmanager
     def taken(self, count: int, devices: int) -> Iterator[list[int]]:
-        """So many of the devices, those with the fewest trials, until the end; in their order."""
+        """Occupy the `count` devices with the fewest trials for the duration of the block; yields them in order."""
         chosen = sorted(sorted(range(devices), key=lambda device: self._taken[device])[:count])
         self._taken.update(chosen)
         try:

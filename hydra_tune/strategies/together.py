@@ -1,4 +1,4 @@
-"""Several units awaited at the same time."""
+"""Await several units at the same time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 class Together:
-    """Tasks of which the first failure ends all, and is raised as it is."""
+    """A task group that raises the first failure itself, not an ExceptionGroup; the other tasks are cancelled."""
 
     async def __aenter__(self) -> Together:
         self._group = asyncio.TaskGroup()
@@ -34,7 +34,7 @@ def _first(group: BaseException) -> BaseException:
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """What all of them give, in their order."""
+    """Await all coroutines concurrently; return their results in order."""
     async with Together() as together:
         tasks = [together.start(each) for each in work]
     return [task.result() for task in tasks]

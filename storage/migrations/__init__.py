@@ -1,1 +1,1 @@
-"""The steps by which the `hydra_` tables came to their present form, run by Alembic from `storage.schema`."""
+"""Alembic migrations of the `hydra_` tables, run from `storage.schema`."""

@@ -1,8 +1,7 @@
-"""Alembic's entry: runs the steps on the connection that `storage.schema` hands over.
+"""Alembic's entry point: runs the migrations on the connection that `storage.schema` passes.
 
-There is no offline mode and no ini file: the steps only ever run through `storage.schema`, in its
-transaction. Optuna keeps its own version in the table `alembic_version` of the same database, so ours has
-another name.
+There is no offline mode and no ini file: migrations run only through `storage.schema`, in its transaction. Optuna keeps
+its own version in the table `alembic_version` of the same database, so our version table has another name.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from hydra_tune.automl.build import FitBuild, FitPlan, make_model, params_of, sc
 from hydra_tune.automl.portfolio import families_for, first_trials
 from hydra_tune.automl.prepared import prepare
 from hydra_tune.automl.reading import Table, read_table
-from hydra_tune.errors import SpecError
-from hydra_tune.sampling import make_sampler
+from hydra_tune.coordinator.sampling import make_sampler
+from hydra_tune.core.errors import SpecError
 from hydra_tune.search_spaces.bagged import BaggedDropout
 from hydra_tune.search_spaces.bagged_objectives import BaggedLoss, answers, bagged_metrics, own_answers, taught
 from hydra_tune.search_spaces.distributions import contains

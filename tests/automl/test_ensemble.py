@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hydra_tune.automl.ensemble import average, select
 from hydra_tune.automl.scores import SCORES, score_for
 from hydra_tune.automl.state import parse_seconds
-from hydra_tune.errors import SpecError
-from hydra_tune.pruning import SharePruner, best_until, passes, steps_at
-from hydra_tune.sampling import make_pruner
+from hydra_tune.coordinator.pruning import SharePruner, best_until, passes, steps_at
+from hydra_tune.coordinator.sampling import make_pruner
+from hydra_tune.core.errors import SpecError
 
 RMSE, R2 = score_for("regression"), score_for("regression", "r2")
 

@@ -14,7 +14,7 @@ from hydra_tune.automl.prepared import Prepared, assign_folds, prepare
 from hydra_tune.automl.reading import read_table
 from hydra_tune.automl.schema import Schema, kind_of
 from hydra_tune.automl.target import make_target
-from hydra_tune.errors import HydraTuneError
+from hydra_tune.core.errors import HydraTuneError
 from tests.automl.tables import line, mixed
 
 

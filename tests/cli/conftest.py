@@ -13,9 +13,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def run_command(*arguments: str | Path, cwd: Path, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+def run_command(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hydra_tune", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, stdin=subprocess.DEVNULL)
 
 
 @pytest.fixture

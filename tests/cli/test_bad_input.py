@@ -120,8 +120,8 @@ def test_a_pickle_where_weights_are_expected_is_refused_unread(tmp_path: Path) -
 
     from torch import nn
 
-    from hydra_tune.errors import InputError
-    from hydra_tune.weights import load_weights
+    from hydra_tune.core.errors import InputError
+    from hydra_tune.core.weights import load_weights
 
     class Trap:
         def __reduce__(self) -> tuple[object, tuple[str]]:

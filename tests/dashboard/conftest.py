@@ -97,4 +97,4 @@ def serving(*arguments: str, cwd: Path) -> Iterator[tuple[str, str]]:
         yield found[1], login[1] if login else ""
     finally:
         server.terminate()
-        server.communicate(timeout=30)
+        server.communicate()

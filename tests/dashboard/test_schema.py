@@ -13,7 +13,6 @@ from tests.dashboard.conftest import serving
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 
 
-@pytest.mark.timeout(300)
 def test_no_request_made_from_the_schema_breaks_the_server(url: str, tmp_path: Path) -> None:
     """Schemathesis makes requests from the published description; none gets a 5xx."""
     seen: set[str] = set()

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from hydra_tune.cli.app import run
+from hydra_tune.core.errors import InputError
 from hydra_tune.dashboard.app import make_app
 from hydra_tune.dashboard.security import HEADERS, LARGEST_BODY, PUBLIC, Policy, hosts_for, judge
 from hydra_tune.dashboard.server import Options, make_policy
 from hydra_tune.dashboard.tokens import token_of
-from hydra_tune.errors import InputError
 from tests.dashboard.conftest import TOKEN, Client
 
 ORIGIN = {"origin": "http://localhost:8080"}

@@ -40,7 +40,7 @@ class Visitor:
         self.page = page
         self.address = address
         self.troubles: list[str] = []
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(300_000)  # against hanging
         page.on("console", lambda message: message.type in ("error", "warning") and self.troubles.append(message.text))
         page.on("pageerror", lambda error: self.troubles.append(str(error)))
         page.on("dialog", lambda dialog: self.troubles.append(f"dialog: {dialog.message}") or dialog.dismiss())
@@ -367,12 +367,12 @@ def test_actions_need_the_token_and_are_obeyed(browser: Any, tmp_path: Path) -> 
             page.goto(f"{address}studies/1/trials/0")
             page.get_by_role("button", name="Stop trial").click()
             page.get_by_text("trial 0 stops after").wait_for()
-            page.locator(".head .state.pruned").wait_for(timeout=30_000)
+            page.locator(".head .state.pruned").wait_for()
             page.get_by_role("textbox", name="Note").fill("<b>looked odd</b>")
             page.get_by_role("button", name="Save note").click()
             page.get_by_text("saved").wait_for()
             page.goto(f"{address}studies/1")
             page.get_by_role("button", name="Stop study").click()
-            page.get_by_text("The search was stopped before").wait_for(timeout=60_000)
+            page.get_by_text("The search was stopped before").wait_for()
             context.close()
-        assert search.wait(timeout=60) == 130
+        assert search.wait() == 130

@@ -31,7 +31,7 @@ def test_the_wheel_installs_and_runs_from_another_folder(tmp_path: Path) -> None
 
     def run(*arguments: str) -> str:
         command = [sys.executable, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=150)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -19,12 +19,12 @@ from typing import Any
 import psutil
 import pytest
 
-from hydra_tune.devices import Device
+from hydra_tune.core.devices import Device
+from hydra_tune.core.errors import HydraTuneError, WorkerLost
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.scheduler import POLICIES
 from hydra_tune.engine.unit import Memory, Role, Unit, UnitFailed, UnitHung, UnitResult
 from hydra_tune.engine.worker import WorkerContext
-from hydra_tune.errors import HydraTuneError, WorkerLost
 
 # Work for the units; it travels by name, so it stands at module level.
 
@@ -80,11 +80,8 @@ def hold_everything(context: WorkerContext) -> None:
 def wait_for(context: WorkerContext, path: str) -> int:
     """Wait for a file: an event that the test makes."""
     Path(path + ".started").touch()
-    deadline = time.monotonic() + 60
     while not os.path.exists(path):
-        if time.monotonic() > deadline:
-            raise TimeoutError(path)
-        os.sched_yield()
+        time.sleep(0.001)
     return os.getpid()
 
 
@@ -139,9 +136,11 @@ class Record:
 
 
 @asynccontextmanager
-async def engine(directory: Path, devices: int = 2, **options: Any) -> AsyncIterator[tuple[Engine, Record]]:
+async def engine(
+    directory: Path, devices: int = 2, threads: int = 1, **options: Any
+) -> AsyncIterator[tuple[Engine, Record]]:
     record = Record()
-    pool = [Device(f"cpu:{i}", "cpu", 2**30, 1) for i in range(devices)]
+    pool = [Device(f"cpu:{i}", "cpu", 2**30, threads) for i in range(devices)]
     async with Engine(pool, record, directory=str(directory), **options) as running:
         yield running, record
 
@@ -259,14 +258,17 @@ def test_a_cancelled_unit_frees_its_slot(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("own_template")
 def test_workers_do_not_outlive_an_engine(tmp_path: Path) -> None:
-    async def main() -> list[int]:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+
+    async def main() -> set[int]:
         async with engine(tmp_path) as (running, _):
             await running.run(unit(pid))
-            return [child.pid for child in psutil.Process().children()]
+            return {child.pid for child in psutil.Process().children(recursive=True)} - before
 
     pids = asyncio.run(main())
-    assert len(pids) == 3, "two workers and the reaper"
+    assert len(pids) == 4, "the reaper, the template and two workers"
     assert not [p for p in pids if psutil.pid_exists(p)]
 
 
@@ -303,6 +305,23 @@ def test_a_stopped_worker_is_given_up_and_its_late_result_refused(tmp_path: Path
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("gang", [False, True])
+def test_a_worker_that_is_stopped_while_idle_loses_the_units_it_is_given(tmp_path: Path, gang: bool) -> None:
+    async def main() -> None:
+        async with engine(tmp_path, devices=1) as (running, _):
+            first = await running.run(unit(pid))
+            os.kill(first.value, signal.SIGSTOP)
+            units = [unit(pid, deadline=0.5, worker=first.worker if gang else None)]
+            if gang:
+                with pytest.raises(WorkerLost, match=r"it had not started a unit after 0\.5 s"):
+                    await running.run_gang(units)
+            else:
+                assert (await running.run(units[0])).value != first.value
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("own_template")
 def test_a_worker_that_cannot_start_ends_the_engine_with_its_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,7 +396,7 @@ def test_units_in_stages_all_wait_at_their_worker_which_takes_the_least_rank_fir
             young = [start(1, 8), start(2, 7), start(3, 8, work=fail)]
             await asyncio.sleep(0)
             assert running.load("a9").waiting == 3
-            assert not running._waiting, "all of them are at the worker"
+            assert not running._dispatch.waiting, "all of them are at the worker"
             older = [start(4, 6), start(5, None)]
             await asyncio.sleep(0)
             young.pop().cancel()
@@ -451,3 +470,19 @@ def test_the_builder_serves_the_oldest_trial_first_whatever_came_while_it_was_bu
 def record_of_builder(running: Engine) -> int:
     (found,) = [worker.id for worker in running._workers.values() if worker.role is Role.BUILDER]
     return found
+
+
+def parent(context: WorkerContext) -> int:
+    return os.getppid()
+
+
+def test_workers_of_all_tests_are_forked_from_one_template(tmp_path: Path) -> None:
+    """Where a test module changes what libraries read when they are loaded, each search would start its own."""
+    shared = os.environ["HYDRA_TUNE_TEMPLATE"]
+
+    async def main() -> int:
+        async with engine(tmp_path, devices=1) as (running, _):
+            found: int = (await running.run(unit(parent))).value
+            return found
+
+    assert shared in psutil.Process(asyncio.run(main())).cmdline()

@@ -8,20 +8,22 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from test_engine import engine, pid, wait_for
 
+from hydra_tune.core.errors import WorkerLost
 from hydra_tune.engine import engine as engine_module
+from hydra_tune.engine import gangs
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.gangs import Gang, Seats
 from hydra_tune.engine.unit import Unit, UnitFailed, UnitHung, UnitResult
 from hydra_tune.engine.worker import WorkerContext
-from hydra_tune.errors import WorkerLost
+from tests.engine.test_engine import engine, pid, wait_for
 
 # Seats, without processes
 
@@ -88,6 +90,15 @@ def fail_as_rank_0_while_the_other_is_busy(context: WorkerContext) -> None:
     time.sleep(5)
 
 
+def fail_to_join(context: WorkerContext, path: str) -> None:
+    """Wait, briefly, for a member that never comes."""
+    gangs.WAIT_SECONDS, patience = 0.1, gangs.WAIT_SECONDS
+    try:
+        gangs.join_group(gangs.Seat(0, 2, path), context.device)
+    finally:
+        gangs.WAIT_SECONDS = patience
+
+
 def members(work: Any, *args: tuple[Any, ...], trial: int = 0, workers: tuple[int | None, ...] = (None, None),
             deadline: float | None = None) -> list[Unit]:  # fmt: skip
     return [
@@ -131,7 +142,7 @@ async def test_many_gangs_and_single_units_at_once_do_not_deadlock(tmp_path: Pat
             for i in range(3)
         ]
         ones = [running.run(single(pid, trial=20 + i)) for i in range(12)]
-        found: list[Any] = await asyncio.wait_for(asyncio.gather(*gangs, *trios, *ones), 60)
+        found: list[Any] = await asyncio.gather(*gangs, *trios, *ones)
     assert not record.lost
     assert [result[0].value[1] for result in found[:6]] == [i + 1.0 for i in range(6)]
     assert [result[0].value[1] for result in found[6:9]] == [i + 2.0 for i in range(3)]
@@ -147,7 +158,7 @@ async def test_a_gang_waits_for_units_that_run_and_goes_before_those_that_wait(t
         await asyncio.sleep(0)
         later = [asyncio.create_task(running.run(single(pid, trial=3 + i))) for i in range(4)]
         (tmp_path / "go").touch()
-        await asyncio.wait_for(asyncio.gather(held, gang, *later), 60)
+        await asyncio.gather(held, gang, *later)
     order = [unit.trial for unit, _ in record.started]
     assert order[:3] == [1, 2, 2], order
 
@@ -161,9 +172,9 @@ async def test_a_member_that_is_killed_fails_the_gang_and_the_other_lives_on(tmp
         survivor = _other(running, victim)
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(WorkerLost, match="signal 9"):
-            await asyncio.wait_for(gang, 60)
+            await gang
         pids = {(await running.run(single(pid, trial=4 + i))).value for i in range(4)}
-        again = await asyncio.wait_for(running.run_gang(members(add_up, (1.0,), (2.0,))), 60)
+        again = await running.run_gang(members(add_up, (1.0,), (2.0,)))
     assert survivor in pids
     assert again[0].value[1] == 3.0
     assert not stores(tmp_path)
@@ -182,11 +193,21 @@ def _other(running: Engine, pid: int) -> int:
 
 
 @in_a_loop
+async def test_a_worker_whose_group_could_not_be_formed_finds_the_members_of_the_next(tmp_path: Path):
+    async with engine(tmp_path, devices=2) as (running, _):
+        there = running.workers_of_all_devices()
+        with pytest.raises(UnitFailed):
+            await running.run(replace(single(fail_to_join, str(tmp_path / "lonely")), worker=there[0]))
+        results = await running.run_gang(members(add_up, (1.0,), (2.0,), workers=there, deadline=60.0))
+        assert [result.value[:2] for result in results] == [(0, 3.0), (1, 3.0)]
+
+
+@in_a_loop
 async def test_the_failure_that_the_others_follow_from_is_raised(tmp_path: Path):
     async with engine(tmp_path) as (running, record):
         for _ in range(3):
             with pytest.raises(UnitFailed, match="KeyError: 'lr'"):
-                await asyncio.wait_for(running.run_gang(members(fail_as_rank_1, (), ())), 60)
+                await running.run_gang(members(fail_as_rank_1, (), ()))
         assert (await running.run_gang(members(add_up, (1.0,), (2.0,))))[0].value[1] == 3.0
     assert not record.lost, "no worker was given up for it"
 
@@ -198,7 +219,7 @@ async def test_a_member_that_is_killed_for_another_s_failure_is_not_to_blame(
     monkeypatch.setattr(engine_module, "GANG_GRACE", 0.2)
     async with engine(tmp_path) as (running, _):
         with pytest.raises(UnitFailed, match="KeyError: 'lr'"):
-            await asyncio.wait_for(running.run_gang(members(fail_as_rank_0_while_the_other_is_busy, (), ())), 60)
+            await running.run_gang(members(fail_as_rank_0_while_the_other_is_busy, (), ()))
 
 
 @in_a_loop
@@ -206,7 +227,7 @@ async def test_a_worker_does_not_take_a_free_seat_where_it_has_its_own(tmp_path:
     async with engine(tmp_path) as (running, _):
         for worker in running.workers_of_all_devices():
             unit = members(add_up, (1.0,), (2.0,), workers=(None, worker))
-            found = await asyncio.wait_for(running.run_gang(unit), 60)
+            found = await running.run_gang(unit)
             assert found[1].worker == worker
 
 
@@ -216,7 +237,7 @@ async def test_a_member_that_hangs_is_ended_at_its_deadline(tmp_path: Path, monk
     async with engine(tmp_path) as (running, _):
         unit = members(add_up_after, (1.0, "x"), (2.0, str(tmp_path / "never")), deadline=1.0)
         with pytest.raises(UnitHung):
-            await asyncio.wait_for(running.run_gang(unit), 60)
+            await running.run_gang(unit)
         assert (await running.run_gang(members(add_up, (1.0,), (2.0,))))[0].value[1] == 3.0
 
 

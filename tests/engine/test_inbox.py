@@ -9,7 +9,7 @@ from hydra_tune.engine.messages import Drop, Run
 
 
 def run(unit: int, *order: float, attempt: str = "a") -> Run:
-    return Run(unit, attempt, print, (), order=order)
+    return Run(unit, attempt, b"", order=order)
 
 
 def taken(*messages: Run | Drop) -> list[int | str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,10 @@ from typing import Any
 
 import psutil
 
+from hydra_tune.engine.template_client import SHARED
+from hydra_tune.storage import open_storage
+from hydra_tune.storage.queries import trial_records
+
 SPEC = Path(__file__).parent / "slow_candidates.py"
 COMMON = ["--trials", "3", "--sampler", "random", "--seed", "4", "--devices", "2xcpu", "--checkpoint-seconds", "0.3"]
 
@@ -23,15 +26,16 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "hydra_tune", *arguments]
 
 
-def run(*arguments: str, folder: Path, timeout: float = 150) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, cwd=folder, timeout=timeout, stdin=subprocess.DEVNULL
-    )
+def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, cwd=folder, stdin=subprocess.DEVNULL)
 
 
 @contextmanager
-def started(*arguments: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A command that runs in the background; ended, with its children, when the block is left."""
+def started(*arguments: str, folder: Path, own_template: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A command that runs in the background; ended, with its workers, when the block is left.
+
+    With `own_template` the workers are forked as they are for users, else from the template that all tests share.
+    """
     process = subprocess.Popen(
         command(*arguments),
         stdout=subprocess.PIPE,
@@ -39,6 +43,7 @@ def started(*arguments: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
         text=True,
         cwd=folder,
         stdin=subprocess.DEVNULL,
+        env={**os.environ, SHARED: "" if own_template else os.environ[SHARED]},
     )
     try:
         yield process
@@ -47,11 +52,10 @@ def started(*arguments: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
     """What `condition` returns once it is true. For what only another process knows."""
-    deadline = time.monotonic() + seconds
+    print(f"waiting for {what}")  # shown where the wait is in vain
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(0.02)
     return value
 
@@ -64,13 +68,16 @@ def wait_for_checkpoint(folder: Path) -> Path:
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if "hydra_tune.engine.worker" in " ".join(child.cmdline())]
+    """The workers of the one search that runs, which its own template or the shared one has forked."""
+    children = [*psutil.Process(process.pid).children(), *psutil.Process().children()]
+    templates = [child for child in children if "hydra_tune.engine.template" in child.cmdline()]
+    return [worker for template in templates for worker in template.children()]
 
 
 def values(folder: Path, study: str) -> list[Any]:
-    trials = json.loads(run("trials", study, "--json", folder=folder).stdout)
-    return [(trial["number"], trial["state"], trial["params"], trial["value"]) for trial in trials]
+    with open_storage(f"sqlite:///{folder}/hydra_tune.db", read_only=True) as storage:
+        trials = trial_records(storage, study)
+    return [(trial.number, trial.state, trial.params, trial.value) for trial in trials]
 
 
 def kill_and_reap(process: subprocess.Popen[str]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import hydra_tune as ht
-from hydra_tune.coordinator import SAME_FAILURES
+from hydra_tune.coordinator.failures import SAME_FAILURES
 from tests.candidates import rows, small_candidate
 from tests.fault.searches import run
 

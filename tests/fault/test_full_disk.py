@@ -39,9 +39,7 @@ def run_with_small_files(*arguments: str, folder: Path, limit: int) -> subproces
     def limit_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, cwd=folder, timeout=150, preexec_fn=limit_files
-    )
+    return subprocess.run(command(*arguments), capture_output=True, text=True, cwd=folder, preexec_fn=limit_files)
 
 
 def messages(folder: Path) -> list[str]:

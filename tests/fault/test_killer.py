@@ -11,7 +11,7 @@ from pathlib import Path
 def test_random_kills_lose_nothing() -> None:
     command = [sys.executable, "-m", "benchmarks.crash", "--kills", "4", "--seed", "3"]
     root = Path(__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=170)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["kills"] == 4

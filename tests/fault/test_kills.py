@@ -53,15 +53,15 @@ def intact(folder: Path) -> bool:
 
 
 def nothing_left(pids: list[int]) -> None:
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids), "the workers' end", 10)
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids), "the workers' end")
 
 
 def test_a_killed_worker_costs_the_work_since_its_checkpoint(tmp_path: Path, unbroken: list[Any]) -> None:
-    with started(*SEARCH, folder=tmp_path) as search:
+    with started(*SEARCH, folder=tmp_path, own_template=True) as search:
         wait_for_checkpoint(tmp_path)
         for worker in workers_of(search):
             worker.kill()
-        _, errors = search.communicate(timeout=150)
+        _, errors = search.communicate()
     assert search.returncode == 0, errors
     assert re.search(r"was killed \(signal 9\), probably out of host memory: it had taken .* [MG]iB", errors)
     assert values(tmp_path, "s") == unbroken
@@ -73,7 +73,7 @@ def test_a_killed_worker_costs_the_work_since_its_checkpoint(tmp_path: Path, unb
 
 
 def test_a_killed_coordinator_is_resumed_to_the_same_result(tmp_path: Path, unbroken: list[Any]) -> None:
-    with started(*SEARCH, folder=tmp_path) as search:
+    with started(*SEARCH, folder=tmp_path, own_template=True) as search:
         wait_for_checkpoint(tmp_path)
         pids = [worker.pid for worker in workers_of(search)]
         assert pids
@@ -91,19 +91,19 @@ def test_a_killed_coordinator_is_resumed_to_the_same_result(tmp_path: Path, unbr
 def test_the_demo_is_resumed_by_the_command_it_printed(tmp_path: Path) -> None:
     demo = SPEC.parents[2] / "examples" / "digits.yaml"
     # Without a pruner: whether a trial is pruned depends on which others have reported by then.
-    flags = ["--sampler", "random", "--pruner", "none", "--trials", "6"]
+    flags = ["--sampler", "random", "--pruner", "none", "--trials", "4"]
     unbroken = run("search", str(demo), *flags, "--json", folder=tmp_path)
     assert unbroken.returncode == 0, unbroken.stderr
     with started("search", str(demo), *flags, folder=tmp_path) as search:
         assert search.stderr is not None
-        printed = list(itertools.takewhile(lambda line: not line.startswith("[2/6]"), search.stderr))
+        printed = list(itertools.takewhile(lambda line: not line.startswith("[1/4]"), search.stderr))
         kill_and_reap(search)
     (typed,) = [line.removeprefix("if it is interrupted: ") for line in printed if "if it is interrupted" in line]
     program, *words = shlex.split(typed)
     assert words[0] == "resume", program
     resumed = run(*words, "--json", folder=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    assert len(json.loads(resumed.stdout)["trials"]) == 6
+    assert len(json.loads(resumed.stdout)["trials"]) == 4
     assert json.loads(resumed.stdout)["best"]["value"] == json.loads(unbroken.stdout)["best"]["value"]
 
 
@@ -137,15 +137,15 @@ def objective(trial):
 
 def test_what_user_code_started_does_not_outlive_a_killed_coordinator(tmp_path: Path) -> None:
     (tmp_path / "breeding.py").write_text(BREEDING)
-    with started("search", "breeding.py:objective", "--trials", "1", "--devices", "1xcpu", folder=tmp_path) as search:
+    command = ["search", "breeding.py:objective", "--trials", "1", "--devices", "1xcpu"]
+    with started(*command, folder=tmp_path, own_template=True) as search:
         wait_for((tmp_path / "pids").exists, "the objective's children")
         named = [psutil.Process(int(pid)) for pid in (tmp_path / "pids").read_text().split()]
         everything = psutil.Process(search.pid).children(recursive=True)
         assert {process.pid for process in named} < {process.pid for process in everything}
         assert any("reaper.py" in " ".join(process.cmdline()) for process in everything)
         kill_and_reap(search)
-        _, alive = psutil.wait_procs(everything, timeout=10)
-    assert not alive
+        psutil.wait_procs(everything)
 
 
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(tmp_path: Path, unbroken: list[Any]) -> None:
@@ -171,7 +171,7 @@ def test_one_signal_checkpoints_and_stops(tmp_path: Path, unbroken: list[Any], s
         wait_for(lambda: "train" in units(tmp_path), "training")
         pids = [worker.pid for worker in workers_of(search)]
         search.send_signal(sent)
-        _, errors = search.communicate(timeout=60)
+        _, errors = search.communicate()
     assert search.returncode == 130
     assert "hydra-tune resume s" in errors
     assert list(tmp_path.glob("hydra_tune_files/*/*.checkpoints/*.json")), "the trials were checkpointed"
@@ -206,7 +206,7 @@ def test_two_signals_stop_at_once(tmp_path: Path) -> None:
         search.send_signal(signal.SIGINT)
         wait_for(lambda: not search.poll() and signals_taken(search.pid), "the first signal")
         search.send_signal(signal.SIGINT)
-        search.wait(timeout=10)
+        search.wait()
     assert search.returncode in (-signal.SIGINT, 130)
     nothing_left(pids)
 
@@ -232,7 +232,7 @@ def test_a_stopped_worker_loses_its_unit_to_another(tmp_path: Path, unbroken: li
     with started(*SEARCH, "--deadline", "3", folder=tmp_path) as search:
         wait_for_checkpoint(tmp_path)
         os.kill(workers_of(search)[0].pid, signal.SIGSTOP)
-        _, errors = search.communicate(timeout=150)
+        _, errors = search.communicate()
     assert search.returncode == 0, errors
     assert values(tmp_path, "s") == unbroken
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import signal
 import threading
 import time
 from functools import partial
@@ -81,17 +82,14 @@ def test_odd_values_and_exceptions_end_their_own_trial_only() -> None:
 def test_a_child_that_outlives_its_worker_does_not_hold_the_search_up() -> None:
     def forking(trial: Any) -> float:
         if trial.number == 0 and os.fork() == 0:
-            time.sleep(120)
-            os._exit(0)
+            signal.pause()
         if trial.number == 1:
             os._exit(1)
         return trial.suggest_float("x", 0, 1)
 
-    began = time.monotonic()
     seen = outcomes(forking, 3)
     assert [state for state, _ in seen] == ["COMPLETE", "LOST", "COMPLETE"]
     assert "exited with code 1" in seen[1][1]
-    assert time.monotonic() - began < 90
 
 
 def test_a_thread_left_behind_speaks_for_its_own_trial_or_not_at_all() -> None:

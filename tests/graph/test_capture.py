@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils._pytree import tree_leaves
 
-from hydra_tune.batches import call_model
+from hydra_tune.core.trees import call_model
 from hydra_tune.graph.capture import Captured, capture
 
 WIDTH = 6

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydra_tune.errors import HydraTuneError, Infeasible
+from hydra_tune.core.errors import HydraTuneError, Infeasible
 from hydra_tune.graph.costs import NodeCost, ShardCost, as_json, from_json, shard_cost
 from hydra_tune.graph.partition import MIB, partition, smallest_budget
 

@@ -17,9 +17,9 @@ from hydra_tune.graph.capture import capture
 from hydra_tune.graph.costs import NodeCost
 from hydra_tune.graph.profile import Profile, profile
 from hydra_tune.graph.profile_cache import keep_profile, load_profile
-from hydra_tune.shards import prepare
-from hydra_tune.shards.prepare import examine
-from tests.shards.models import candidate, start
+from hydra_tune.strategies.shard import prepare
+from hydra_tune.strategies.shard.prepare import examine
+from tests.strategies.shard.models import candidate, start
 
 FLOAT = 4
 ROWS = 8

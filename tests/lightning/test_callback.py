@@ -9,7 +9,7 @@ import optuna
 import pytest
 import torch
 
-from hydra_tune.errors import HydraTuneError, InputError
+from hydra_tune.core.errors import HydraTuneError, InputError
 from hydra_tune.lightning import HydraTuneCallback
 from hydra_tune.lightning.callback import STEP_HOOKS
 from hydra_tune.lightning.verdicts import DivergedTrial

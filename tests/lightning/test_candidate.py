@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 import hydra_tune as ht
-from hydra_tune.training import Training
+from hydra_tune.training.loop import Training
 from tests.candidates import rows
 from tests.lightning.modules import BOTH, lightning, loaders, net, trainer
 

@@ -50,7 +50,7 @@ def test_a_killed_worker_goes_on_from_its_checkpoint(tmp_path: Path, unbroken: l
         checkpoint(tmp_path)
         for worker in workers_of(search):
             worker.kill()
-        _, errors = search.communicate(timeout=150)
+        _, errors = search.communicate()
     assert search.returncode == 0, errors
     assert values(tmp_path, "s") == unbroken
     assert reports(tmp_path) == [8, 8]
@@ -78,7 +78,7 @@ def test_one_signal_checkpoints_and_stops(tmp_path: Path, unbroken: list[Any]) -
     with started(*SEARCH, "--checkpoint-seconds", "1000", folder=tmp_path) as search:
         wait_for(lambda: (tmp_path / "hydra_tune.db").exists() and started_reporting(tmp_path), "a report")
         search.send_signal(signal.SIGINT)
-        _, errors = search.communicate(timeout=60)
+        _, errors = search.communicate()
     assert search.returncode == 130, errors
     assert list(tmp_path.glob("hydra_tune_files/*/*.checkpoints/fit-0/*.json"))
     resumed = run("resume", "s", folder=tmp_path)

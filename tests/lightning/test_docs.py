@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs" / "lightning.md").read_text()
 
 
 def run(folder: Path, *command: str) -> str:
-    done = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=175)
+    done = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -53,6 +53,6 @@ def test_the_example_runs_from_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.smoke
 def test_hydra_tune_does_not_import_lightning() -> None:
     code = "import sys, hydra_tune; hydra_tune.Candidate; hydra_tune.search; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "hydra_tune.candidate" in done.stdout
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "hydra_tune.training.candidate" in done.stdout
     assert "lightning" not in done.stdout

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from hydra_tune.errors import SpecError
-from hydra_tune.sampling import make_sampler
+from hydra_tune.coordinator.sampling import make_sampler
+from hydra_tune.core.errors import SpecError
 from hydra_tune.search_spaces import FAMILIES, FamilyBuild, default_objective, family
 from hydra_tune.search_spaces.data import Data, load
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from hydra_tune.errors import SpecError
+from hydra_tune.core.errors import SpecError
 from hydra_tune.search_spaces import Above, FamilyBuild, Param, Space
 from hydra_tune.search_spaces.distributions import contains, value_at
 

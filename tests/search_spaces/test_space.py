@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from hydra_tune.errors import SpecError
+from hydra_tune.core.errors import SpecError
 from hydra_tune.search_spaces import Above, FamilyBuild, OneOf, Param, Space
 from hydra_tune.search_spaces.distributions import contains, describe, value_at, values
 

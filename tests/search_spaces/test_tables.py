@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hydra_tune.errors import SpecError
+from hydra_tune.core.errors import SpecError
 from hydra_tune.search_spaces import FamilyBuild
 from hydra_tune.search_spaces.data import load
 

@@ -126,7 +126,7 @@ def _run_server(programs: Path, folder: Path, user: pwd.struct_passwd | None) ->
     data, log = folder / "data", folder / "log"
 
     def run(*command: str) -> None:
-        subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, timeout=60, **identity)
+        subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, **identity)
 
     run(str(programs / "initdb"), "-D", str(data), "-U", "tester", "-A", "trust", "-E", "UTF8", "--no-sync")
     control = [str(programs / "pg_ctl"), "-D", str(data), "-w", "-s"]

@@ -12,7 +12,7 @@ import pytest
 from optuna.study import StudyDirection
 from sqlalchemy import Engine
 
-from hydra_tune.errors import StorageError
+from hydra_tune.core.errors import StorageError
 from hydra_tune.storage import HydraStorage, open_storage
 from hydra_tune.storage.database import connect, masked, reading, writing
 

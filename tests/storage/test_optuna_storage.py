@@ -7,7 +7,7 @@ import pytest
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from hydra_tune.errors import StorageError
+from hydra_tune.core.errors import StorageError
 from hydra_tune.storage import HydraStorage, open_storage
 
 MINIMIZE = [StudyDirection.MINIMIZE]

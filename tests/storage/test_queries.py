@@ -7,7 +7,7 @@ import pytest
 from optuna.study import StudyDirection
 from optuna.trial import TrialState, create_trial
 
-from hydra_tune.errors import StorageError
+from hydra_tune.core.errors import StorageError
 from hydra_tune.storage import HydraStorage, StudyRecords, open_storage
 from hydra_tune.storage.queries import (
     list_studies,

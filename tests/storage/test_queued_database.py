@@ -12,7 +12,7 @@ from optuna.distributions import FloatDistribution
 from optuna.study import StudyDirection
 from optuna.trial import TrialState, create_trial
 
-from hydra_tune.errors import StorageError
+from hydra_tune.core.errors import StorageError
 from hydra_tune.storage import HydraStorage, StudyRecords, open_storage
 from hydra_tune.storage.tables import HYDRA_TRIALS, HYDRA_UNITS, TRIAL_PARAMS, TRIALS
 from hydra_tune.storage.write_queue import WriteQueue

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from optuna.study import StudyDirection
 
-from hydra_tune.errors import StorageError
+from hydra_tune.core.errors import StorageError
 from hydra_tune.storage import HydraStorage, StudyRecords
 from hydra_tune.storage.queries import (
     study_summary,

@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from hydra_tune.cli.app import run
-from hydra_tune.errors import StorageError
+from hydra_tune.core.errors import StorageError
 from hydra_tune.storage import HydraStorage, open_storage, schema
 from hydra_tune.storage.database import connect
 from hydra_tune.storage.tables import METADATA

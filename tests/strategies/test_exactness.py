@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import hydra_tune as ht
-from hydra_tune.devices import cores
+from hydra_tune.core.devices import cores
 from tests.candidates import plain_loop, small_candidate
 
 STRATEGIES: dict[str, str | dict[str, Any]] = {

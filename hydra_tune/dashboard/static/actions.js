@@ -1,4 +1,4 @@
-// Asking whoever runs a study to do something; only where the server was started with --allow-actions.
+// Requests to the process that runs a study; only if the server was started with --allow-actions.
 
 import { get, send } from "./api.js";
 import { h, replace } from "./dom.js";
@@ -12,7 +12,7 @@ export function actionBar(study) {
     h("button", { class: "danger", onclick: () => ask({ kind: "stop-study" }, "Stop this study? Running trials are checkpointed; `hydra-tune resume` goes on.") }, "Stop study"));
 }
 
-/** `says` outlives the buttons, which are made again when the trial changes. */
+/** `says` is kept outside of the buttons, which are recreated when the trial changes. */
 export function trialActions(study, trial, says) {
   const ask = (kind, question) => askFor(study.id, { kind, number: trial.number }, says, question);
   const ended = !["RUNNING", "WAITING", "COMPLETE"].includes(trial.state);
@@ -32,7 +32,7 @@ async function askFor(study, wish, says, question) {
   }
 }
 
-/** Until the process that runs the study has answered; a study that nobody runs answers when it is resumed. */
+/** Wait until the process that runs the study has answered; a stopped study answers when it is resumed. */
 async function answered(study, action, says) {
   for (let tries = 0; tries < 20; tries += 1) {
     const found = (await get(`/api/studies/${study}/actions`)).find((one) => one.action_id === action);

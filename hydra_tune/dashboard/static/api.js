@@ -1,4 +1,4 @@
-// Where data comes from: the server, or in a report the page itself.
+// Access to data: from the server, or in a report from the page itself.
 
 const embedded = document.getElementById("report-data");
 export const report = embedded ? JSON.parse(embedded.textContent) : null;
@@ -29,7 +29,7 @@ async function answered(answer) {
 
 /**
  * Follow a study; `on` has change(news), end(news), connected(bool). Returns a function that stops.
- * A page that nobody sees does not listen: browsers allow six connections to a server for all their tabs.
+ * A hidden page does not listen: browsers allow six connections to a server for all tabs together.
  */
 export function follow(study, since, on) {
   let source = null, version = since;

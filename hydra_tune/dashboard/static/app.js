@@ -1,4 +1,4 @@
-// The frame of every page: the bar, the theme, and which module draws what the address names.
+// The frame of every page: the bar, the theme, and the module that draws the page of the address.
 
 import { get, link, report, Trouble } from "./api.js";
 import { h, replace } from "./dom.js";
@@ -32,11 +32,11 @@ function mark() {
 function switchTheme() {
   const root = document.documentElement;
   root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
-  try { localStorage.setItem("hydra-tune-theme", root.dataset.theme); } catch { /* it lasts for this page then */ }
+  try { localStorage.setItem("hydra-tune-theme", root.dataset.theme); } catch { /* without storage the theme lasts for this page only */ }
   dispatchEvent(new Event("themechange"));
 }
 
-/** What pages may do to the frame. */
+/** Functions by which pages change the frame. */
 const frame = {
   title(parts) {
     document.title = [...parts.map(([text]) => text).reverse(), "Hydra Tune"].join(" · ");
@@ -70,7 +70,7 @@ async function show() {
   replace(content, h("p", { class: "notice" }, "There is no such page. ", h("a", { href: link("/") }, "All studies")));
 }
 
-/** What the server is, asked once and only where a page needs it. */
+/** Facts about the server, fetched once, when a page first needs them. */
 let known = null;
 function server() {
   if (report) return Promise.resolve({ actions: false });

@@ -37,7 +37,7 @@ export function moment(value) {
   return date.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
 }
 
-/** A parameter's value: numbers short, the rest as JSON would show it, without the quotes of a string. */
+/** A parameter's value: numbers shortened, other values as JSON, strings without quotes. */
 export function param(value) {
   if (typeof value === "number") return number(value);
   return typeof value === "string" ? value : JSON.stringify(value);

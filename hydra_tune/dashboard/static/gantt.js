@@ -7,7 +7,7 @@ import { colour, trialColour } from "./plots.js";
 const ROW = 34, GAP = 8, LEFT = 76, AXIS = 26;
 
 export class Gantt {
-  /** `load(start, end)` is called when another stretch of time is wanted; `open(trial)` when one is clicked. */
+  /** `load(start, end)` is called when the shown time range changes; `open(trial)` when a trial is clicked. */
   constructor(load, open) {
     this.load = load;
     this.open = open;
@@ -26,7 +26,7 @@ export class Gantt {
 
   close() { removeEventListener("themechange", this.again); this.watch.disconnect(); clearTimeout(this.asking); }
 
-  /** The whole stretch of the search, and the devices in order. */
+  /** Set the time range of the whole search, and the devices in order. */
   bounds(first, last, devices) {
     const follow = this.end === undefined || this.end >= this.last - 1e-6;
     const whole = this.start === undefined || this.start <= this.first + 1e-6;

@@ -6,7 +6,7 @@ import { bytes, duration, number, param } from "./format.js";
 
 const PAGE = 50;
 
-/** Which trials an address asks for, and in which order. */
+/** The filter and the order of trials in an address. */
 function wanted(query) {
   return { sort: query.get("sort"), down: query.get("descending") === "true", filter: query.get("filter") || "", offset: Number(query.get("offset")) || 0 };
 }
@@ -18,7 +18,7 @@ function page(study, { sort, down, filter, offset }) {
   return get(`/api/studies/${study}/trials?${query}`);
 }
 
-/** The first page, asked for while the study itself is still on its way; what is wrong with it, `load` says. */
+/** Request the first page while the study itself is still loading; `load` reports its errors. */
 export function firstPage(study, query) {
   const asked = page(study, wanted(query));
   asked.catch(() => {});
@@ -52,7 +52,7 @@ export class Leaderboard {
       h("div", { class: "row" }, this.back, this.next));
   }
 
-  /** Of many parameters, those that only some trials have share a column: each would be mostly empty. */
+  /** If there are many parameters, those that only some trials have share a column: each would be mostly empty. */
   columns(rows) {
     const { metrics } = this.study;
     const many = this.study.parameters.length > 10;

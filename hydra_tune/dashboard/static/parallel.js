@@ -143,7 +143,7 @@ export class ParallelCoordinates {
     this.draw();
   }
 
-  /** Name the trial whose line is nearest to the pointer. */
+  /** Show the name of the trial whose line is nearest to the pointer. */
   point({ x, y }) {
     const left = Math.min(Math.max(Math.floor((x - SIDE) / (this.step || 1)), 0), this.axes.length - 2);
     const share = (x - SIDE - left * this.step) / (this.step || 1);
@@ -164,7 +164,7 @@ export class ParallelCoordinates {
   }
 }
 
-/** Of many parameters those that most trials have, in their order: conditional ones would be mostly empty. */
+/** If there are many parameters, keep those that most trials have, in order: conditional ones would be mostly empty. */
 export function mostPresent(axes, limit) {
   if (axes.length <= limit) return axes;
   const present = (axis) => axis.values.filter((value) => value !== null).length;
@@ -174,12 +174,12 @@ export function mostPresent(axes, limit) {
 
 const place = (at) => HEIGHT - BOTTOM - at * (HEIGHT - BOTTOM - TOP);
 
-/** From grey-blue for the worst to the accent for the best. */
+/** A colour from grey-blue for the worst to the accent for the best. */
 function blend(good, alpha) {
   return `color-mix(in srgb, color-mix(in srgb, ${colour("accent")} ${Math.round(100 * good ** 2)}%, ${colour("calm")}) ${Math.round(100 * alpha)}%, transparent)`;
 }
 
-/** Places from 0 to 1 along an axis, and what stands beside it. */
+/** Positions from 0 to 1 along an axis, and its labels. */
 function scaled(axis) {
   if (axis.choices) {
     const most = Math.max(1, axis.choices.length - 1);

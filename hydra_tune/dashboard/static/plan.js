@@ -1,4 +1,4 @@
-// A strategy's plan, whatever it holds: facts as pairs, lists of things as tables, in the order in which it was recorded.
+// Shows any strategy's plan: facts as pairs, lists of objects as tables, in the recorded order.
 
 import { empty, h, pairs } from "./dom.js";
 import { bytes, duration, number } from "./format.js";
@@ -13,7 +13,7 @@ export function plan(trial) {
 
 const OPTION = { strategy: "Strategy", seconds: "Predicted time", device_bytes: "Device memory", host_bytes: "Host memory", communicated_bytes: "Communicated", refused: "Why not" };
 
-/** Why the planner took this strategy: its reason, and what it thought of each one. */
+/** The planner's reason for this strategy, and its estimate of each strategy. */
 function choice({ strategy, because, predicted_seconds: predicted, options, ...rest }, trial) {
   const some = Array.isArray(options) ? options.filter((one) => one && typeof one === "object") : [];
   const others = [...new Set(some.flatMap(Object.keys))].filter((name) => !(name in OPTION));
@@ -37,7 +37,7 @@ function contents(found, trial) {
     nested.map(([name, value]) => h("div", {}, h("h3", {}, words(name)), Array.isArray(value) ? list(name, value, trial) : things(value, trial))));
 }
 
-/** An object of objects is a table too: its keys are the first column. */
+/** An object of objects is shown as a table, with its keys in the first column. */
 function things(value, trial) {
   const entries = Object.entries(value);
   if (entries.length && entries.every(([, one]) => one && typeof one === "object" && !Array.isArray(one))) {

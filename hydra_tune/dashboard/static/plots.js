@@ -1,4 +1,4 @@
-// Charts by Plotly, in this page's colours. Its script is large: it is loaded when the first chart comes into view.
+// Plotly charts in this page's colours. The large Plotly script is loaded when the first chart comes into view.
 
 import { report } from "./api.js";
 import { h, whenSeen } from "./dom.js";
@@ -52,7 +52,7 @@ const CONFIG = { displaylogo: false, responsive: true, displayModeBar: "hover", 
 
 /**
  * A chart that draws itself when it comes into view and again when its data or the theme change.
- * `make()` returns {traces, layout, click} or null where there is nothing to draw.
+ * `make()` returns {traces, layout, click}, or null if there is nothing to draw.
  */
 export class Chart {
   constructor(element, make) {
@@ -91,12 +91,12 @@ export class Chart {
   }
 }
 
-/** JSON's words for numbers that are not finite: such points are left out of charts. */
+/** A number from JSON; words for non-finite numbers are left out of charts. */
 export function finite(values) {
   return values.map((value) => (typeof value === "number" ? value : null));
 }
 
-/** Text as Plotly shows it: it reads a little HTML in labels. */
+/** Escape text for Plotly, which interprets some HTML in labels. */
 export function label(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }

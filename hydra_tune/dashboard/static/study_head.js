@@ -1,4 +1,4 @@
-// What the pages of a study have in common: its name and state, its tabs, and following it while it runs.
+// The common head of a study's pages: its name and state, its tabs, and live updates.
 
 import { follow, link, report } from "./api.js";
 import { h, replace, state } from "./dom.js";
@@ -23,12 +23,12 @@ export function timeLeft(study) {
   return study.eta_seconds === null ? "" : `about ${duration(study.eta_seconds)} left`;
 }
 
-/** The best value in words, or why there is none. */
+/** The best value as text, or the reason why there is none. */
 export function goal(study) {
   return study.metrics.map((metric, i) => `${study.directions[i]} ${metric}`).join(", ");
 }
 
-/** Follow a study: the frame says whether it is live, `changed(news)` what is new, and a notice that it has ended. */
+/** Follow a study: show in the frame whether it is live, call `changed(news)` on news, and show a notice at its end. */
 export function followStudy(study, frame, notices, changed) {
   if (report) return () => {};
   let running = study.state === "running";

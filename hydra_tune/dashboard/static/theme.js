@@ -1,7 +1,7 @@
-// Light or dark before anything is painted; a classic script, since modules come after the first paint.
+// Sets light or dark before the first paint; a classic script, since modules run after it.
 (() => {
   let chosen = null;
-  try { chosen = localStorage.getItem("hydra-tune-theme"); } catch { /* storage may be switched off */ }
+  try { chosen = localStorage.getItem("hydra-tune-theme"); } catch { /* storage may be disabled */ }
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   document.documentElement.dataset.theme = chosen || (dark ? "dark" : "light");
 })();

@@ -1,8 +1,8 @@
-"""Cores that work beside this one: how much longer its work takes then, and company for what is to be timed so.
+"""Measures how much cores slow each other down, and keeps other cores busy during a measurement.
 
-Cores share caches, memory and clock rates, on a shared machine with strangers as well. A pipeline keeps all devices at
-work, so its pilots are timed beside one process for each other device; what they show alone is too short by a tenth to
-a quarter. What is compared across strategies is timed alone and multiplied by one factor for all.
+Cores share caches, memory and clock rates, on a shared machine also with other users. A pipeline keeps all devices
+busy, so its profiles are timed beside one process for each other device; times of a single busy core are too short by a
+tenth to a quarter. Times compared across strategies are taken on one busy core and multiplied by one factor.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import IO
 import numpy
 import torch
 
-from hydra_tune.devices import cores
+from hydra_tune.core.devices import cores
 
 logger = logging.getLogger(__name__)
 
 TURNS = 7
 SECONDS = 0.02
-"""Of work in a turn."""
+"""Seconds of work in a turn."""
 SIDE, ROWS = 768, 512
 _BEGIN, _STOP = b"b", b"s"
 _OTHER = f"""
@@ -48,9 +48,9 @@ while os.read(0, 1):
 
 @contextmanager
 def company(others: int) -> Iterator[bool]:
-    """Let so many processes work until the end, as far as there are cores for them; whether they do.
+    """Keep this many other cores busy during the block, as far as there are cores; yields True if they are.
 
-    Where none can be started the work is alone: a prediction that is too short costs no trial.
+    If no process can be started, the block runs alone: an optimistic prediction fails no trial.
     """
     with ExitStack() as stack:
         there = True
@@ -59,15 +59,15 @@ def company(others: int) -> Iterator[bool]:
             for other in begun:
                 other.begin()
         except OSError as error:
-            logger.info("what is timed has no company (%s)", error)
+            logger.info("measuring without other busy cores (%s)", error)
             there = False
         yield there
 
 
 def measured_crowding(devices: int, turns: int = TURNS) -> float:
-    """The median over some turns, each compared with the one before it; 1 for one device.
+    """Return the slowdown of a core while all work, the median over some turns; 1 for one device.
 
-    More devices than cores take turns on these.
+    With more devices than cores, devices take turns on the cores.
     """
     at_once = min(devices, cores())
     threads = torch.get_num_threads()
@@ -83,7 +83,7 @@ def measured_crowding(devices: int, turns: int = TURNS) -> float:
 
 
 def _others(stack: ExitStack, count: int) -> list[_Other]:
-    """Processes that wait to be told; they start side by side."""
+    """Start processes that wait for a command; they start concurrently."""
     others = [_Other(stack) for _ in range(count)]
     for other in others:
         other.answer()
@@ -91,10 +91,10 @@ def _others(stack: ExitStack, count: int) -> list[_Other]:
 
 
 class _Other:
-    """A process that works when it is told to, and ends with this one."""
+    """A process that works on command, and ends with this one."""
 
     def __init__(self, stack: ExitStack) -> None:
-        # Nothing of the user's is on its path: a file called random.py would be imported in place of Python's own.
+        # Only numpy is on its path: a user's file named random.py would shadow Python's own module.
         environment = {
             **os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
             "PYTHONPATH": str(Path(numpy.__file__).parents[1]),
@@ -105,7 +105,7 @@ class _Other:
                 stderr=subprocess.DEVNULL, bufsize=0,
             )
         )  # fmt: skip
-        # At once, whatever it does: leaving a `Popen` waits for its end.
+        # Kill it first: leaving a `Popen` waits for its end.
         stack.callback(process.kill)
         assert process.stdin is not None
         assert process.stdout is not None
@@ -120,7 +120,7 @@ class _Other:
         self._told.write(_STOP)
 
     def answer(self) -> None:
-        """Wait until it is ready, or has begun."""
+        """Wait until the process is ready, or has begun."""
         if not self._said.read(1):
             raise OSError("a process that measures how cores disturb each other has ended")
 
@@ -136,7 +136,7 @@ def _compared(others: list[_Other]) -> float:
 
 
 def _work() -> float:
-    """Seconds for a round of products and sums as in training."""
+    """Return the seconds of one round of matrix products and sums, as in training."""
     weights, moments, rows = torch.ones(SIDE, SIDE), torch.zeros(SIDE, SIDE), torch.ones(ROWS, SIDE)
     rounds, began = 0, time.perf_counter()
     while rounds < 2 or time.perf_counter() - began < SECONDS:

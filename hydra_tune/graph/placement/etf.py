@@ -1,12 +1,12 @@
-"""m-ETF (Baechi, arXiv 2301.08695): of all that is ready, launch what can start earliest, where it can start earliest.
+"""m-ETF (Baechi, arXiv 2301.08695): launch the ready node that can start earliest, on the device where it can.
 
 Earliest task first is from Hwang, Chow, Anger and Lee (SIAM J. Comput. 18, 1989): without memory limits it takes at
 most (2 - 1/devices) of the optimum plus the transfers of one chain. The same launcher serves m-SCT, which holds devices
 back for favourite children, and finds an order for nodes whose devices are already decided.
 
-A node's earliest start cannot come before its producers end, so the smallest earliest start never decreases, and the
-launcher needs no event queue. For each device it keeps nodes whose inputs are there apart from those whose inputs are
-still coming. Both can be heaps, because neither an arrival nor a device's free time ever goes back.
+A node cannot start before its producers end, so the smallest earliest start never decreases, and the launcher needs no
+event queue. For each device it keeps nodes whose inputs have arrived apart from the others. Both can be heaps, because
+arrivals and a device's free time never decrease.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hydra_tune.graph.placement.simulate import Clock, Schedule
 
 
 class Start(NamedTuple):
-    """When a node can start on some device. Of two that start together the lower rank goes first."""
+    """The earliest start of a node on a device. Ties go to the lower rank."""
 
     time: float
     rank: float
@@ -29,7 +29,7 @@ class Start(NamedTuple):
 
 
 class Queue:
-    """Nodes that may run on one device: those whose inputs are there, by rank, and the others, by arrival."""
+    """Nodes that may run on one device: those with all inputs, by rank, and the others, by arrival."""
 
     def __init__(self) -> None:
         self._there: list[tuple[float, int]] = []
@@ -39,7 +39,7 @@ class Queue:
         heappush(self._coming, Start(arrival, rank, node))
 
     def first(self, now: float, arrival: Callable[[int], float | None]) -> Start | None:
-        """What can start first from `now` on. What has no arrival any more is dropped, what arrives later put back."""
+        """Return the earliest start from `now` on; nodes without an arrival are dropped, later ones queued again."""
         there, coming = self._there, self._coming
         while there or coming:
             while coming and coming[0].time <= now:
@@ -56,7 +56,7 @@ class Queue:
 
 
 class Launcher:
-    """Launches one node after the other. Stops early where nothing that is ready fits anywhere: `stuck`."""
+    """Launches one node after the other; `stuck` if no ready node fits any device."""
 
     def __init__(self, problem: Problem, rank: Sequence[float], where: Sequence[int] | None = None) -> None:
         self.problem, self.rank = problem, rank
@@ -64,7 +64,7 @@ class Launcher:
         self.clock = Clock(problem)
         self.launched = [False] * len(problem.nodes)
         self.waits = [len(before) for before in problem.before]
-        """For how many producers each node still waits."""
+        """Number of producers each node still waits for."""
         self._queues = [Queue() for _ in problem.devices]
 
     @property
@@ -72,7 +72,7 @@ class Launcher:
         return len(self.clock.sequence) < len(self.problem.nodes)
 
     def launch_all(self) -> None:
-        """Until all nodes are launched, or it is stuck."""
+        """Launch until all nodes are launched, or none fits."""
         for node, count in enumerate(self.waits):
             if not count:
                 self.ready(node)
@@ -80,7 +80,7 @@ class Launcher:
             self.launch(*choice)
 
     def choose(self) -> tuple[int, int] | None:
-        """The node and device with the smallest earliest start, then the first by rank, then the first device."""
+        """Return the node and device with the earliest start; ties go to the lower rank, then the first device."""
         best: tuple[Start, int] | None = None
         for device in self.problem.devices:
             found = self.first(device)
@@ -89,17 +89,17 @@ class Launcher:
         return None if best is None else (best[0].node, best[1])
 
     def first(self, device: int) -> Start | None:
-        """What can start first on this device."""
+        """Return the earliest start on this device."""
         return self._queues[device].first(self.clock.free[device], lambda node: self.arrival(node, device))
 
     def arrival(self, node: int, device: int) -> float | None:
-        """When the inputs of a node that is ready are there; None where it cannot run there any more."""
+        """Return the time when a ready node's inputs are on a device; None if it can no longer run there."""
         if self.launched[node] or not self.allowed(node, device):
             return None
         return self.clock.arrival(node, device)
 
     def allowed(self, node: int, device: int) -> bool:
-        """Whether the node may run there: its group is there, or is nowhere yet and fits."""
+        """True if the node may run there: its group is there, or is not placed yet and fits."""
         group = self.problem.group[node]
         there = self.room.where[group]
         return there == device if there != NOWHERE else self.room.fits(group, device)
@@ -117,7 +117,7 @@ class Launcher:
                 self.ready(other)
 
     def ready(self, node: int) -> None:
-        """All producers of the node are launched, so it is known when its inputs come."""
+        """Queue a node whose producers are all launched, so that the arrival of its inputs is known."""
         for device in self.problem.devices:
             at = self.arrival(node, device)
             if at is not None:
@@ -125,14 +125,14 @@ class Launcher:
 
 
 def earliest_first(problem: Problem, rank: Sequence[float] | None = None) -> Launcher:
-    """m-ETF, as far as it gets. Of nodes that can start together the lower rank goes first; else topological order."""
+    """Run m-ETF as far as it gets. Ties go to the lower rank, by default in topological order."""
     launcher = Launcher(problem, range(len(problem.nodes)) if rank is None else rank)
     launcher.launch_all()
     return launcher
 
 
 def in_good_order(problem: Problem, where: Sequence[int]) -> Schedule:
-    """A schedule for groups on given devices: of what can start earliest, what has the longest way to the end first."""
+    """Return a schedule for groups on given devices; ties go to the node with the longest path to the end."""
     levels = bottom_levels(problem, [where[group] for group in problem.group])
     launcher = Launcher(problem, [-level for level in levels], where)
     launcher.launch_all()

@@ -1,9 +1,9 @@
-"""Fewer, larger nodes: a node is fused with its only consumer, placed with it, and taken apart again for the schedule.
+"""Fuses nodes with their only consumers before placement, and splits them again for the schedule.
 
-As in Baechi (arXiv 2301.08695) this keeps captured graphs small. A node is fused where that costs nothing or little: it
-is the only producer of its only consumer, so they would wait for each other anyway, or sending its output would take at
-least as long as running it. Branches that are worth a device of their own stay apart. No circle can arise, since all
-that leaves a fused node leaves from its last part.
+As in Baechi (arXiv 2301.08695) this keeps captured graphs small. A node is fused if that costs little: it is the only
+producer of its only consumer, so they would wait for each other anyway, or sending its output would take at least as
+long as running it. Branches worth a device of their own stay separate. No cycle can arise, since everything that leaves
+a fused node leaves from its last part.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from hydra_tune.graph.placement.problem import Problem
 from hydra_tune.graph.placement.simulate import Schedule, simulate
 
 SHARE = 0.25
-"""Of the smallest device, at most, for what is fused: large pieces are hard to pack."""
+"""Maximum share of the smallest device's memory for a fused node: large pieces are hard to pack."""
 
 
 @dataclass(frozen=True)
 class Fused:
-    """A problem with fused nodes, and the way back."""
+    """A problem with fused nodes, and the mapping back."""
 
     problem: Problem
     original: Problem
     parts: tuple[tuple[int, ...], ...]
-    """The nodes of the original that each fused node is made of, in topological order."""
+    """Original nodes of each fused node, in topological order."""
 
     def expanded(self, schedule: Schedule) -> Schedule:
-        """The same placement of the original's nodes, each starting as soon as it can by itself."""
+        """Return the same placement for the original nodes, each starting as early as possible."""
         device = [0] * len(self.original.nodes)
         for fused, parts in enumerate(self.parts):
             for part in parts:
@@ -38,7 +38,7 @@ class Fused:
 
 
 def fuse(problem: Problem) -> Fused:
-    """Fuse all that is worth it."""
+    """Fuse all nodes for which it is worthwhile."""
     parts = _clusters(problem)
     number = {part: fused for fused, inside in enumerate(parts) for part in inside}
     before: list[dict[int, float]] = [{} for _ in parts]
@@ -59,7 +59,7 @@ def fuse(problem: Problem) -> Fused:
 
 
 def _clusters(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    """The nodes of each fused node, by the number of its last part, which is a topological order of the fused nodes."""
+    """Return the nodes of each fused node, sorted by their last parts, which is a topological order."""
     room = SHARE * min(problem.capacity)
     last = list(range(len(problem.nodes)))
     producers = [{giver for giver, _ in givers} for givers in problem.before]
@@ -85,7 +85,7 @@ def _clusters(problem: Problem) -> tuple[tuple[int, ...], ...]:
 
 
 def _regrouped(made: Problem, problem: Problem, parts: Sequence[Sequence[int]]) -> Problem:
-    """The groups of fused nodes: those of the problem, and of groups that were fused only one."""
+    """Return the problem with groups of fused nodes; groups that were fused become one."""
     leader = {problem.group[part]: problem.group[inside[-1]] for inside in parts for part in inside}
     number: dict[int, int] = {}
     group = [number.setdefault(leader[problem.group[inside[-1]]], len(number)) for inside in parts]

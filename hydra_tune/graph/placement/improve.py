@@ -1,10 +1,10 @@
-"""Local search from a placement to a shorter one: what `best` adds to the best of the three placers.
+"""Local search for a shorter placement, which `best` adds to the best of the three placers.
 
-The placers are greedy and never look back. Here a schedule is changed at its critical chain, the nodes that hold up
-each other from the first start to the last end, because nothing else can shorten it. A node of the chain goes to
-another device, alone or with its neighbour in the chain; its group and another one change devices; or it goes before
-another node of its device. The first change that shortens the schedule is kept, until there is none or the work is used
-up. The result is no worse than what came in, and no more is promised: a local optimum is not the optimum.
+The placers are greedy. Here a schedule is changed at its critical chain, the nodes that delay each other from the first
+start to the last end, because only such changes can shorten it. A node of the chain moves to another device, alone or
+with its neighbour in the chain; its group and another one swap devices; or it moves before another node of its device.
+The first change that shortens the schedule is kept, until there is none or the work budget is used up. The result is
+never worse than the input, but may be a local optimum.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from hydra_tune.graph.placement.problem import Problem, bottom_levels
 from hydra_tune.graph.placement.simulate import Schedule, simulate
 
 WORK = 500_000
-"""Nodes and edges that all tried schedules together may have: about a tenth of a second, more with one channel."""
+"""Budget in nodes and edges over all tried schedules: about a tenth of a second, more with sequential channels."""
 MOVE = 20
-"""What it takes of the work to see whether memory allows a change."""
+"""Work charged for checking the memory of a change."""
 LESS = 1 - 1e-9
-"""Sums of times differ in their last digits; a schedule that is shorter only by that is not shorter."""
+"""Factor below which a schedule counts as shorter, to ignore rounding."""
 
 
 class Search:
-    """Shortens schedules of one problem, with one budget of work for all of them."""
+    """Shortens schedules of one problem, with one work budget for all of them."""
 
     def __init__(self, problem: Problem, work: int = WORK) -> None:
         self.problem, self.work = problem, work
         self._cost = 2 * len(problem.nodes) + sum(map(len, problem.before))
 
     def improve(self, schedule: Schedule) -> Schedule:
-        """A schedule from which no single change leads on, or where the work ran out."""
+        """Improve a schedule until no single change shortens it, or the budget is used up."""
         while (shorter := self._shorter(schedule)) is not None:
             schedule = shorter
         return schedule
 
     def _shorter(self, schedule: Schedule) -> Schedule | None:
-        """The first of all changes that shortens the schedule."""
+        """Return the first change that shortens the schedule, or None."""
         for device, sequence in self._changes(schedule):
             if self.work < self._cost:
                 return None
@@ -49,7 +49,7 @@ class Search:
         return None
 
     def _changes(self, schedule: Schedule) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-        """Devices and sequences that are one change away."""
+        """Yield the devices and sequences one change away."""
         chain = critical_chain(self.problem, schedule)
         for device in self._moves(schedule, chain):
             yield device, schedule.sequence
@@ -59,7 +59,7 @@ class Search:
             yield schedule.device, sequence
 
     def _moves(self, schedule: Schedule, chain: Sequence[int]) -> Iterator[list[int]]:
-        """Other devices for groups of the chain: one group, two neighbours, or one in exchange for any other."""
+        """Yield other devices for groups of the chain: one group, two neighbours, or a swap with any other group."""
         problem = self.problem
         room = Room.of(problem, [schedule.device[members[0]] for members in problem.members])
         groups = list(dict.fromkeys(problem.group[node] for node in chain))
@@ -77,7 +77,7 @@ class Search:
                     yield from self._moved(room, {group: there, other: here})
 
     def _moved(self, room: Room, moves: dict[int, int]) -> Iterator[list[int]]:
-        """The devices of all nodes after the moves, if memory allows them."""
+        """Yield the devices of all nodes after the moves, if memory allows them."""
         self.work -= MOVE
         before = {group: room.where[group] for group in moves}
         for group in moves:
@@ -92,7 +92,7 @@ class Search:
             room.put(group, device)
 
     def _reorderings(self, schedule: Schedule, chain: Sequence[int]) -> Iterator[list[int]]:
-        """Sequences in which a node of the chain comes before an earlier one of its device, with all that it needs."""
+        """Yield sequences in which a chain node, with its producers, precedes an earlier node of its device."""
         for node in chain:
             needed = {node}
             later: list[int] = []
@@ -113,7 +113,7 @@ class Search:
 
 
 def critical_chain(problem: Problem, schedule: Schedule) -> list[int]:
-    """Nodes from the last to end back to one that starts at once, each held up by the next: by its output or device."""
+    """Return nodes from the last to end back to one that starts at once, each delayed by the next."""
     stop = [start + seconds for start, seconds in zip(schedule.start, problem.times, strict=True)]
     previous: dict[int, int] = {}
     latest: dict[int, int] = {}
@@ -134,6 +134,6 @@ def critical_chain(problem: Problem, schedule: Schedule) -> list[int]:
 
 
 def by_bottom_level(problem: Problem, device: Sequence[int]) -> list[int]:
-    """All nodes, those with the longest way to the end first; producers have a longer one than their consumers."""
+    """Return all nodes, the longest path to the end first, which is a topological order."""
     levels = bottom_levels(problem, device)
     return sorted(range(len(levels)), key=lambda node: (-levels[node], node))

@@ -1,8 +1,7 @@
-"""What it costs to hand a tensor to another process on this machine: affine in its bytes, measured once and kept.
+"""The cost of passing a tensor to another process on this machine: affine in its bytes, measured once and cached.
 
-Devices are processes, and a tensor goes from one to the other as a file on tmpfs: one writes it and says so, the other
-reads it and says so. The time of that is fitted as seconds_per_byte · bytes + latency_seconds, as in Baechi (arXiv
-2301.08695).
+Devices are processes, and tensors pass between them as files on tmpfs: one writes and signals, the other reads and
+signals. The time is fitted as seconds_per_byte · bytes + latency_seconds, as in Baechi (arXiv 2301.08695).
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from typing import IO
 
 import numpy as np
 
+from hydra_tune.core.measurements import keep, kept
 from hydra_tune.graph.placement.problem import Edge
-from hydra_tune.measurements import keep, kept
 
 FORMAT = 1
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24)
-"""Bytes, from a small activation to a large one."""
+"""Sizes in bytes, from a small activation to a large one."""
 REPEATS = 7
 _READER = """
 import sys
@@ -38,40 +37,40 @@ for _ in sys.stdin:
 
 @dataclass(frozen=True)
 class Link:
-    """The way between two processes."""
+    """The connection between two processes."""
 
     seconds_per_byte: float
     latency_seconds: float
 
     def seconds(self, size: float) -> float:
-        """How long a tensor of so many bytes takes."""
+        """Return the seconds to pass a tensor of this many bytes."""
         return self.seconds_per_byte * size + self.latency_seconds
 
     def edges(self, edge_bytes: Mapping[Edge, float]) -> dict[Edge, float]:
-        """What `place` takes as `edges`, from what it takes as `edge_bytes`."""
+        """Convert `edge_bytes` of `place` to its `edges`."""
         return {edge: self.seconds(size) for edge, size in edge_bytes.items()}
 
 
 def link(cache: Path, place: Path) -> Link:
-    """The link of this machine, over files in `place`, from the directory `cache` where it has been measured before."""
+    """Return this machine's link over files in `place`, from the directory `cache` or measured now."""
     path = cache / f"link-{os.uname().nodename}.json"
     stored = kept(path)
     if stored is not None and stored.pop("format", None) == FORMAT and stored.pop("place", None) == str(place):
         try:
             return Link(**stored)
         except TypeError:
-            pass  # of another form: it is measured again
+            pass  # another format: measure again
     found = fit(measure(place))
     keep(path, {"format": FORMAT, "place": str(place), **asdict(found)})
     return found
 
 
 def fit(samples: Sequence[tuple[float, float]]) -> Link:
-    """The link that explains pairs of bytes and seconds best, neither of its numbers negative.
+    """Return the link that best explains pairs of bytes and seconds, with non-negative numbers.
 
-    Least squares of relative errors, or the largest sizes alone would decide, and the latency would be anything.
+    Minimises relative errors; otherwise the largest sizes alone would decide, and the latency would be arbitrary.
     """
-    from scipy.optimize import nnls  # takes long to import, and links are measured once
+    from scipy.optimize import nnls  # slow to import, and links are measured once
 
     matrix = np.array([[size / seconds, 1 / seconds] for size, seconds in samples])
     (per_byte, latency), _ = nnls(matrix, np.ones(len(samples)))
@@ -79,7 +78,7 @@ def fit(samples: Sequence[tuple[float, float]]) -> Link:
 
 
 def measure(place: Path, sizes: Sequence[int] = SIZES, repeats: int = REPEATS) -> list[tuple[float, float]]:
-    """Bytes and seconds of handing over tensors of these sizes: for each size the least, which nothing disturbed."""
+    """Return bytes and least seconds of passing tensors of these sizes."""
     found = []
     with tempfile.TemporaryDirectory(dir=place, prefix="hydra-tune-link-") as folder:
         path = Path(folder) / "tensor"

@@ -1,8 +1,8 @@
-"""What the groups that are placed so far take on each device, kept up to date as groups come and go.
+"""Memory used on each device by the groups placed so far, updated as groups are placed and removed.
 
-A group takes its own bytes on its device, and what it receives from groups on other devices: an edge is a transfer of
-its own, so an output that two nodes of a device use counts twice there. A device holds all of it until the step ends,
-since the backward needs it again; so only the devices decide what fits, not the order.
+A group uses its own bytes on its device, and those of inputs from other devices: every edge is a transfer of its own,
+so an output used by two nodes of a device counts twice. A device keeps all of them until the step ends, since the
+backward needs them again; so only the devices decide what fits, not the order.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ NOWHERE = -1
 
 
 class Room:
-    """The free bytes of every device, for groups of a problem that are placed one after the other."""
+    """The free bytes of every device, as the groups of a problem are placed."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.free = list(problem.capacity)
         self.where = [NOWHERE] * len(problem.members)
-        """The device of each group."""
+        """Device of each group."""
 
     @classmethod
     def of(cls, problem: Problem, where: Sequence[int]) -> Room:
-        """With these groups placed."""
+        """Return the room with these groups placed."""
         room = cls(problem)
         for group, device in enumerate(where):
             if device != NOWHERE:
@@ -34,7 +34,7 @@ class Room:
 
     @property
     def used(self) -> tuple[float, ...]:
-        """What is taken on each device. Added up anew, so that removals leave no rounding behind."""
+        """Bytes used on each device, summed afresh to avoid rounding errors of removals."""
         problem = self.problem
         used: list[float] = [0] * len(self.free)
         for group, device in enumerate(self.where):
@@ -49,17 +49,17 @@ class Room:
 
     @property
     def excess(self) -> float:
-        """How far the fullest device is over its capacity."""
+        """Bytes by which the fullest device exceeds its capacity."""
         return max(0, -min(self.free))
 
     def fits(self, group: int, device: int) -> bool:
-        """Whether the group can go there without overfilling this device, or another one that it sends to."""
+        """True if the group fits the device without overfilling it, or another device the group sends to."""
         if not self.problem.limited:
             return True
         return all(self.free[d] >= size for d, size in self.takes(group, device).items())
 
     def takes(self, group: int, device: int) -> dict[int, float]:
-        """What it would take to have the group there, by device."""
+        """Return the bytes that placing the group there would use, by device."""
         problem, where = self.problem, self.where
         takes = {device: problem.memory[group]}
         for giver, size in problem.received[group].items():
@@ -72,13 +72,13 @@ class Room:
         return takes
 
     def put(self, group: int, device: int) -> None:
-        """The group goes there, even where that overfills a device."""
+        """Place the group there, even if that overfills a device."""
         for d, size in self.takes(group, device).items():
             self.free[d] -= size
         self.where[group] = device
 
     def take(self, group: int) -> None:
-        """The group is nowhere again."""
+        """Remove the group from its device."""
         device = self.where[group]
         self.where[group] = NOWHERE
         for d, size in self.takes(group, device).items():

@@ -1,7 +1,8 @@
-"""`place`: from a graph with costs to a device and a start for each node, by one of three placers or the best.
+"""`place`: returns a device and a start for each node of a graph with costs, by one of three placers or the best.
 
-`best` is not only the best of the three by the simulator. It also tries other orders of what they placed and a bounded
-local search (`improve.py`), which on small graphs mostly ends at the optimum and on large ones mostly does little.
+`best` does not only choose the best of the three by simulation. It also tries other orders of their placements and a
+bounded local search (`improve.py`), which on small graphs mostly reaches the optimum and on large ones mostly does
+little.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hydra_tune.errors import PlacementInfeasible, SpecError, nearest, quoted
+from hydra_tune.core.errors import PlacementInfeasible, SpecError, nearest, quoted
 from hydra_tune.graph.placement.etf import Launcher, earliest_first, in_good_order
 from hydra_tune.graph.placement.fuse import fuse
 from hydra_tune.graph.placement.improve import Search
@@ -23,15 +24,15 @@ from hydra_tune.graph.placement.topo import fill_in_order
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where and when each node runs."""
+    """The device and start of each node."""
 
     device: Mapping[Node, int]
     start: Mapping[Node, float]
     makespan: float
     memory: tuple[float, ...]
-    """What each device takes: its nodes, and with `edge_bytes` what they receive from other devices."""
+    """Bytes used on each device: its nodes and, with `edge_bytes`, inputs from other devices."""
     algorithm: str
-    """The placer that found it: with `best` the one that won."""
+    """Name of the placer that found it; with `best`, the winner."""
     sequence: tuple[Node, ...]
     """All nodes in the order of the schedule; transfers go in the order of their consumers."""
 
@@ -49,15 +50,15 @@ def place(
     groups: Iterable[Collection[Node]] = (),
     fused: bool = False,
 ) -> Placement:
-    """Place the nodes of a graph on devices, so that one run of all of them ends early.
+    """Place the nodes of a graph on devices, so that one run of all nodes ends early.
 
-    `times` and `memory` say for each node how long it runs and what it takes; `edges` says for each pair of producer
-    and consumer how long the transfer takes if they are on different devices. `capacity` is the memory of each device,
-    one number for all, or None. With `edge_bytes`, what comes from other devices takes memory too. `groups` are nodes
-    to keep together. `channel` is `parallel`, or `sequential` where a device does one transfer at a time.
-    `fused` places nodes together with their only consumers where little is lost by that: for large graphs.
+    `times` and `memory` give the seconds and bytes of each node; `edges` gives for each pair of producer and consumer
+    the seconds of the transfer if they are on different devices. `capacity` is the memory of each device, one number
+    for all, or None. With `edge_bytes`, inputs from other devices use memory too. `groups` are nodes to keep together.
+    `channel` is `parallel`, or `sequential` if a device does one transfer at a time. `fused` places nodes together with
+    their only consumers if little is lost by that: for large graphs.
 
-    Raises SpecError for input that makes no sense, and PlacementInfeasible where the devices have too little memory.
+    Raises SpecError for invalid input, and PlacementInfeasible if the devices have too little memory.
     """
     if algorithm not in ALGORITHMS:
         raise SpecError(f"there is no placer {quoted(algorithm)}", nearest(str(algorithm), ALGORITHMS))
@@ -70,18 +71,18 @@ def place(
 
 
 def m_topo(problem: Problem) -> Schedule:
-    """Fill one device after the other, and run what each has in topological order."""
+    """Fill one device after the other, and run each device's nodes in topological order."""
     where = repair(problem, fill_in_order(problem))
     return simulate(problem, [where[group] for group in problem.group], range(len(problem.nodes)))
 
 
 def m_etf(problem: Problem) -> Schedule:
-    """Launch what can start earliest."""
+    """Launch the node that can start earliest."""
     return _finished(problem, earliest_first(problem))
 
 
 def m_sct(problem: Problem) -> Schedule:
-    """Launch what can start earliest, and wait for favourite children."""
+    """Launch the node that can start earliest, but wait for favourite children."""
     return _finished(problem, with_favourites(problem))
 
 
@@ -90,17 +91,17 @@ ALGORITHMS = (*PLACERS, "best")
 
 
 def _longest_way_first(problem: Problem) -> Schedule:
-    """m-ETF that breaks ties by the way to the end, not by topological order."""
+    """Run m-ETF with ties broken by the path to the end, not by topological order."""
     return _finished(problem, earliest_first(problem, [-way for way in bottom_levels(problem)]))
 
 
 def _run(problem: Problem, algorithm: str) -> tuple[str, Schedule]:
-    """The schedule, and the name of the placer that found it."""
+    """Return the schedule, and the name of the placer that found it."""
     return _best(problem) if algorithm == "best" else (algorithm, PLACERS[algorithm](problem))
 
 
 def _fused(problem: Problem, algorithm: str) -> tuple[str, Schedule]:
-    """As `_run`, with fused nodes, unless it takes single ones to fit the devices."""
+    """Run on fused nodes, or on single nodes if fused ones do not fit the devices."""
     smaller = fuse(problem)
     try:
         name, schedule = _run(smaller.problem, algorithm)
@@ -110,18 +111,18 @@ def _fused(problem: Problem, algorithm: str) -> tuple[str, Schedule]:
 
 
 def _best(problem: Problem) -> tuple[str, Schedule]:
-    """The shortest schedule that the three lead to, and the name of the placer that led there.
+    """Return the shortest schedule found, and the name of the placer it came from.
 
-    Beyond the three: m-ETF with the longest way to the end first, and one device for all (m-TOPO with all memory as
-    the fair share), so that many devices are never slower than one. What a placer has put on a device is also ordered
-    anew, by the way to the end. Then a local search goes on from each, the most promising first.
+    Beyond the three placers: m-ETF with the longest path to the end first, and one device for all (m-TOPO with all
+    memory as the fair share), so that many devices are never slower than one. Each device's nodes are also reordered by
+    the path to the end. Then a local search continues from each schedule, the most promising first.
     """
     found = []
     for name, placer in (*PLACERS.items(), ("m-etf", _longest_way_first)):
         try:
             found.append((name, placer(problem)))
         except PlacementInfeasible as error:
-            failure = error  # another placer may leave what can be repaired
+            failure = error  # another placer may leave a placement that can be repaired
             if error.proven:
                 break
     if not found:
@@ -136,7 +137,7 @@ def _best(problem: Problem) -> tuple[str, Schedule]:
 
 
 def _finished(problem: Problem, launcher: Launcher) -> Schedule:
-    """What was launched; after a dead end the repaired placement, in a new order."""
+    """Return the launched schedule; after a dead end, the repaired placement in a new order."""
     overfull = problem.limited and min(launcher.room.free) < 0
     if not launcher.stuck and not overfull:
         return launcher.clock.schedule()
@@ -144,7 +145,7 @@ def _finished(problem: Problem, launcher: Launcher) -> Schedule:
 
 
 def _where(problem: Problem, schedule: Schedule) -> list[int]:
-    """The device of each group."""
+    """Return the device of each group."""
     return [schedule.device[members[0]] for members in problem.members]
 
 

@@ -1,7 +1,7 @@
-"""The graph that is to be placed, checked once and numbered, so that the placers can be short and quick.
+"""The graph to place, checked and numbered, so that the placers can be short and fast.
 
-Nodes become numbers in topological order, which stays close to the order in which they were given. Nodes that are to be
-kept together form one group; a node without such wishes is a group of its own. Devices take groups, and run nodes.
+Nodes become numbers in topological order, close to the order in which they were given. Nodes to be kept together form
+one group; any other node is a group of its own. Groups are placed on devices; nodes are run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
-from hydra_tune.errors import SpecError, nearest, quoted
+from hydra_tune.core.errors import SpecError, nearest, quoted
 
 Node: TypeAlias = Hashable
 Edge: TypeAlias = tuple[Node, Node]
@@ -21,27 +21,27 @@ CHANNELS = ("parallel", "sequential")
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A graph with costs and the devices that it goes to. Nodes, groups and devices are numbers from 0."""
+    """A graph with costs, and the devices. Nodes, groups and devices are numbers from 0."""
 
     nodes: tuple[Node, ...]
-    """What the caller calls them, in topological order: a node's number is its place here."""
+    """The caller's names in topological order; a node's number is its index here."""
     times: tuple[float, ...]
     before: tuple[tuple[tuple[int, float], ...], ...]
-    """For each node those that it takes inputs from, and how long each takes from one device to another."""
+    """For each node, its producers and the seconds of each transfer between devices."""
     after: tuple[tuple[tuple[int, float], ...], ...]
     group: tuple[int, ...]
-    """The group of each node."""
+    """Group of each node."""
     members: tuple[tuple[int, ...], ...]
-    """The nodes of each group."""
+    """Nodes of each group."""
     memory: tuple[float, ...]
-    """What each group takes on its device."""
+    """Bytes of each group on its device."""
     sent: tuple[Mapping[int, float], ...]
-    """For each group the bytes that it sends to others; they count where they arrive, on another device."""
+    """For each group, the bytes it sends to others; they count on the receiving device."""
     received: tuple[Mapping[int, float], ...]
     capacity: tuple[float, ...]
-    """The bytes of each device; infinite where nothing limits them."""
+    """Bytes of each device; infinite without a limit."""
     sequential: bool
-    """Each device has one channel, which does one transfer at a time."""
+    """True if each device has one channel, which does one transfer at a time."""
 
     @property
     def devices(self) -> range:
@@ -49,12 +49,12 @@ class Problem:
 
     @property
     def limited(self) -> bool:
-        """Whether memory can decide anything."""
+        """True if any device has limited memory."""
         return min(self.capacity) < math.inf
 
     @property
     def alike(self) -> bool:
-        """Whether one device is as good as another."""
+        """True if all devices have the same memory."""
         return len(set(self.capacity)) == 1
 
 
@@ -69,7 +69,7 @@ def read_problem(
     edge_bytes: Mapping[Edge, float] | None = None,
     groups: Iterable[Collection[Node]] = (),
 ) -> Problem:
-    """What the caller gave, as a Problem. Raises SpecError, naming the value and how to mend it."""
+    """Check the caller's input and return it as a Problem. Raises SpecError, naming the value and a remedy."""
     if channel not in CHANNELS:
         raise SpecError(f"there is no channel {quoted(channel)}", nearest(str(channel), CHANNELS))
     caps = _capacity(devices, capacity)
@@ -103,9 +103,9 @@ def read_problem(
 
 
 def bottom_levels(problem: Problem, device: Sequence[int] | None = None) -> list[float]:
-    """How long it takes at the least from the start of each node to the end.
+    """Return the least seconds from the start of each node to the end.
 
-    Transfers count between the devices given; without devices all of them do.
+    Transfers count between different devices; without `device` all of them count.
     """
     levels = [0.0] * len(problem.nodes)
     for node in reversed(range(len(levels))):
@@ -172,7 +172,7 @@ def _check_edges(
 
 
 def _topological(times: Mapping[Node, float], edges: Mapping[Edge, float]) -> list[Node]:
-    """Every node after those that it takes inputs from, and otherwise in the order given."""
+    """Sort the nodes so that each comes after its producers, otherwise in the given order."""
     place = {node: i for i, node in enumerate(times)}
     names = list(times)
     waits = dict.fromkeys(times, 0)
@@ -199,7 +199,7 @@ def _topological(times: Mapping[Node, float], edges: Mapping[Edge, float]) -> li
 
 
 def _circle(left: set[Node], edges: Mapping[Edge, float]) -> list[Node]:
-    """One circle among nodes that all wait for each other, cut short in the middle where it is long."""
+    """Return one cycle among nodes that all wait for each other, shortened in the middle if long."""
     waits_for = {v: u for u, v in edges if u in left and v in left}
     way = [next(node for node in waits_for)]
     seen = {way[0]: 0}
@@ -211,7 +211,7 @@ def _circle(left: set[Node], edges: Mapping[Edge, float]) -> list[Node]:
 
 
 def _groups(count: int, wishes: Iterable[Sequence[int]]) -> list[int]:
-    """The group of each node. Groups that share a node are one; groups are numbered by their first node."""
+    """Return the group of each node. Groups that share a node are merged; groups are numbered by their first node."""
     leader = list(range(count))
 
     def find(node: int) -> int:

@@ -1,8 +1,8 @@
-"""Placements that ran into a dead end, made to fit: by moves and swaps of groups, then by exhaustive search.
+"""Repairs placements that do not fit, by moves and swaps of groups, then by exhaustive search.
 
 Whether groups fit is bin packing, which is NP-hard. The search is depth first over the groups, the largest first, with
-bounds; where it ends by itself its answer is exact, and it does for a dozen groups and for most larger instances. It
-gives up after a number of steps. Then PlacementInfeasible says that nothing was found, not that nothing exists.
+bounds; if it completes, its answer is exact, as for a dozen groups and for most larger instances. It gives up after a
+number of steps; PlacementInfeasible then says that nothing was found, not that nothing exists.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hydra_tune.devices import format_bytes
-from hydra_tune.errors import PlacementInfeasible, quoted
+from hydra_tune.core.devices import format_bytes
+from hydra_tune.core.errors import PlacementInfeasible, quoted
 from hydra_tune.graph.placement.memory import NOWHERE, Room
 from hydra_tune.graph.placement.problem import Problem
 from hydra_tune.graph.placement.topo import fill_in_order
 
 STEPS = 200_000
-"""Of the exhaustive search: all placements of a dozen groups on two or three devices, about a second."""
+"""Steps of the exhaustive search: all placements of a dozen groups on two or three devices, about a second."""
 SWAPS = 20_000
-"""How many swaps are tried in one pass."""
+"""Maximum number of swaps tried in one pass."""
 
 
 def repair(problem: Problem, where: Sequence[int]) -> list[int]:
-    """Groups on devices that can hold them, near to those given, where groups may be nowhere or too many.
+    """Return devices that can hold all groups, close to those given, where groups may be unplaced or too many.
 
     Raises PlacementInfeasible.
     """
     room = _mended(problem, where)
     if _overfull(room) > 0:
-        # Neighbours in the graph on one device: where remote inputs take much, that leaves the most room.
+        # Filling in order keeps neighbours on one device, which saves memory if remote inputs are large.
         room = min(room, _mended(problem, fill_in_order(problem)), key=_overfull)
     if _overfull(room) <= 0:
         return room.where
@@ -40,7 +40,7 @@ def repair(problem: Problem, where: Sequence[int]) -> list[int]:
 
 
 def _mended(problem: Problem, where: Sequence[int]) -> Room:
-    """All groups on devices, after as many moves and swaps as help."""
+    """Place all groups, then move and swap while that helps."""
     room = Room.of(problem, where)
     missing = [group for group, device in enumerate(room.where) if device == NOWHERE]
     for group in sorted(missing, key=lambda group: -problem.memory[group]):
@@ -51,17 +51,17 @@ def _mended(problem: Problem, where: Sequence[int]) -> Room:
 
 
 def _overfull(room: Room) -> float:
-    """The bytes that all devices together are over their capacities."""
+    """Return the bytes by which all devices together exceed their capacities."""
     return sum(-free for free in room.free if free < 0)
 
 
 def _worst(room: Room, group: int, device: int) -> float:
-    """The least free bytes of a device, negated, if the group went there."""
+    """Return the largest excess in bytes over any device's free memory if the group went there."""
     return max(size - room.free[d] for d, size in room.takes(group, device).items())
 
 
 def _move(room: Room) -> bool:
-    """Move the group that frees most of what is overfull, of equals the smallest; whether there was one."""
+    """Move the group that reduces the excess most, ties to the smallest; True if there was one."""
     now, best = _overfull(room), None
     for group in range(len(room.where)):
         origin = room.where[group]
@@ -84,7 +84,7 @@ def _move(room: Room) -> bool:
 
 
 def _swap(room: Room) -> bool:
-    """Swap groups of overfull devices for others, wherever that leaves less overfull; whether there was such a swap."""
+    """Swap groups of overfull devices with others while that reduces the excess; True if any swap did."""
     before = now = _overfull(room)
     tries, linked, memory = SWAPS, any(room.problem.sent), room.problem.memory
     full = [group for group, device in enumerate(room.where) if room.free[device] < 0]
@@ -113,7 +113,7 @@ def _exchange(room: Room, group: int, other: int) -> None:
 
 
 class _Search:
-    """A placement of all groups that no device exceeds by more than `excess` bytes, if there is one."""
+    """Searches for a placement of all groups that exceeds no device by more than `excess` bytes."""
 
     def __init__(self, problem: Problem, excess: float, steps: int) -> None:
         self.problem, self.steps = problem, steps
@@ -129,11 +129,11 @@ class _Search:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing was left out."""
+        """True if the search was exhaustive or found a placement."""
         return self.found is not None or self.steps > 0
 
     def _go(self) -> None:
-        """Depth first with a stack of its own: graphs may have more groups than Python likes calls."""
+        """Search depth first with an explicit stack, since there may be more groups than Python's recursion limit."""
         room, stack = self._room, [self._choices(0)]
         while stack and self.steps > 0:
             depth = len(stack) - 1
@@ -151,14 +151,14 @@ class _Search:
             stack.append(self._choices(depth + 1))
 
     def _choices(self, depth: int) -> list[int]:
-        """Devices for the next group, the best last: the fullest that it fits, so that large gaps stay."""
+        """Return devices for the next group, the best last: the fullest that it fits, so that large gaps remain."""
         if depth == len(self._order) or self._left[depth] > math.fsum(self._room.free):
             return []
         room, group = self._room, self._order[depth]
         seen: set[tuple[float, float | int]] = set()
         choices = []
         for device in sorted(self.problem.devices, key=lambda d: (-room.free[d], d)):
-            # Devices with equal room are equal, unless what stands on them sends something to what comes.
+            # Devices with equal room are interchangeable, unless groups on them exchange data with groups to come.
             used = device if self._linked and device in room.where else -1
             alike = (room.free[device], used)
             if alike not in seen and room.fits(group, device):
@@ -168,7 +168,7 @@ class _Search:
 
 
 def _infeasible(problem: Problem, room: Room, proven: bool) -> PlacementInfeasible:
-    """The error, with the bytes that each device lacks."""
+    """Return the error, with the bytes that a device lacks."""
     lacking, exact = _least_excess(problem, room.excess)
     total, there = sum(problem.memory), sum(problem.capacity)
     largest = max(range(len(problem.memory)), key=lambda group: problem.memory[group])
@@ -194,10 +194,10 @@ def _infeasible(problem: Problem, room: Room, proven: bool) -> PlacementInfeasib
 
 
 def _least_excess(problem: Problem, excess: float) -> tuple[float, bool]:
-    """The least bytes by which some device is overfull however groups are placed, and whether that is sure."""
+    """Return the least excess in bytes over any placement, and True if that is exact."""
     least, exact = excess, True
     while least > 0:
-        search = _Search(problem, least * (1 - 1e-9), STEPS // 10)  # that is, less than before
+        search = _Search(problem, least * (1 - 1e-9), STEPS // 10)  # strictly less than before
         if search.found is None:
             exact = search.complete
             break

@@ -1,12 +1,12 @@
 """m-SCT (Baechi, arXiv 2301.08695): small communication times, with a favourite child for each node.
 
-A linear program (Hanen and Munier, Discrete Applied Mathematics 108, 2001) decides which one consumer of a node should
-run right after it on its device: in its relaxation every node keeps at most one child near, and every child at most one
-parent, and the others pay for the transfer. Where r, the longest transfer in units of the shortest node, is 1 or less,
-its value is a lower bound of the makespan, and their schedule is within 1 + (1 - 1/devices)·2(1 + r)/(2 + r) of the
+A linear program (Hanen and Munier, Discrete Applied Mathematics 108, 2001) decides which consumer of a node should run
+right after it on its device: in its relaxation every node keeps at most one child near, and every child at most one
+parent, and the others pay for the transfer. If r, the longest transfer in units of the shortest node, is at most 1, its
+value is a lower bound of the makespan, and their schedule is within 1 + (1 - 1/devices)·2(1 + r)/(2 + r) of the
 optimum. Then nodes are launched as in m-ETF, but a device that has just run a node waits for its favourite child, if
-that can start nowhere sooner, and meanwhile takes only urgent nodes: those whose inputs are everywhere already. This
-waiting is not theirs step by step: the bound is tested, not proven.
+that can start nowhere sooner, and meanwhile takes only urgent nodes: those whose inputs are on every device already.
+This waiting differs from theirs: the bound is tested, not proven.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hydra_tune.graph.placement.problem import Problem
 logger = logging.getLogger(__name__)
 
 NEAR = 0.5
-"""An edge of the relaxed solution is kept near, that is on one device, up to this value."""
+"""Edges with at most this value in the relaxed solution are kept near, that is on one device."""
 NOBODY = -1
 
 
@@ -30,17 +30,17 @@ class Relaxation(NamedTuple):
     """The solution of the linear program."""
 
     makespan: float
-    """With as many devices as one likes. A lower bound of the makespan where no transfer takes longer than any node."""
+    """Makespan with unlimited devices: a lower bound of the makespan if no transfer takes longer than any node."""
     far: dict[tuple[int, int], float]
-    """How far each edge is from being kept near: 0 is near, 1 is paid in full."""
+    """Distance of each edge: 0 is near, 1 pays the whole transfer."""
 
 
 def relax(problem: Problem) -> Relaxation | None:
-    """Solve the linear program; None where the solver gives up."""
+    """Solve the linear program; None if the solver fails."""
     edges = [(u, v, seconds) for u, after in enumerate(problem.after) for v, seconds in after]
     count, links = len(problem.nodes), len(edges)
     times = np.array(problem.times, dtype=float)
-    # In other units than these the solver's tolerances have called programs infeasible that are not.
+    # In other units the solver's tolerances have reported feasible programs as infeasible.
     scale = float(times.mean()) or max((seconds for _, _, seconds in edges), default=0.0) or 1.0
     rows: list[int] = []
     columns: list[int] = []
@@ -54,7 +54,7 @@ def relax(problem: Problem) -> Relaxation | None:
             values.append(value)
         bounds.append(bound)
 
-    # Columns: how far each edge is, then the start of each node, then the makespan.
+    # Columns: the distance of each edge, then the start of each node, then the makespan.
     outgoing: list[list[int]] = [[] for _ in range(count)]
     incoming: list[list[int]] = [[] for _ in range(count)]
     for edge, (u, v, seconds) in enumerate(edges):
@@ -70,7 +70,7 @@ def relax(problem: Problem) -> Relaxation | None:
     objective[-1] = 1.0
     limits = np.zeros((links + count + 1, 2))
     limits[:links, 1], limits[links:, 1] = 1.0, np.inf
-    from scipy.optimize import linprog  # takes long to import, and most candidates are never placed
+    from scipy.optimize import linprog  # slow to import, and most candidates are never placed
     from scipy.sparse import csr_array
 
     matrix = csr_array((values, (rows, columns)), shape=(len(bounds), links + count + 1))
@@ -83,7 +83,7 @@ def relax(problem: Problem) -> Relaxation | None:
 
 
 def favourite_children(problem: Problem) -> list[int]:
-    """The favourite child of each node, or NOBODY: a matching, the nearest edges first."""
+    """Return the favourite child of each node, or NOBODY: a matching, the nearest edges first."""
     favourite = [NOBODY] * len(problem.nodes)
     relaxed = relax(problem) if len(problem.capacity) > 1 and any(problem.after) else None
     taken = set()
@@ -122,7 +122,7 @@ class _WaitingLauncher(Launcher):
             self._urgent[device].add(max(arrivals.values()), self.rank[node], node)
 
     def _awaited(self, device: int) -> Start | None:
-        """The start of the favourite child of what ran last here, if it is ready and starts nowhere sooner."""
+        """Return the start of the favourite child of the last node, if it is ready and starts nowhere sooner."""
         child = self._favourite[self._last[device]] if self._last[device] != NOBODY else NOBODY
         if child == NOBODY or self.waits[child]:
             return None
@@ -134,14 +134,14 @@ class _WaitingLauncher(Launcher):
         return Start(starts[device], self.rank[child], child)
 
     def _everywhere(self, node: int, device: int) -> float | None:
-        """When the inputs of a node would be on every device where it can run; None where it cannot run here."""
+        """Return the time when a node's inputs are on every device where it can run; None if it cannot run here."""
         if self.arrival(node, device) is None:
             return None
         return max(at for d in self.problem.devices if (at := self.arrival(node, d)) is not None)
 
 
 def with_favourites(problem: Problem) -> Launcher:
-    """m-SCT, as far as it gets."""
+    """Run m-SCT as far as it gets."""
     launcher = _WaitingLauncher(problem, favourite_children(problem))
     launcher.launch_all()
     return launcher

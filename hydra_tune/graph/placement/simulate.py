@@ -1,10 +1,10 @@
-"""When every node starts, given its device and one sequence of all nodes: what a placement promises.
+"""Computes the start of every node, given its device and one sequence of all nodes.
 
-Each device runs its nodes in sequence, one at a time, each as soon as its inputs are there. An input from another
-device takes its transfer time from the end of its producer on. With parallel transfers that is all. With sequential
-ones each device has one channel for what it sends and receives; a transfer holds the channels of both ends, and
-transfers go in the order in which their consumers stand in the sequence. One order for all is also what keeps devices
-with blocking sends and receives from waiting for each other in a circle.
+Each device runs its nodes in sequence, one at a time, each as soon as its inputs have arrived. An input from another
+device arrives after its transfer time, counted from the end of its producer. With parallel transfers that is all. With
+sequential ones each device has one channel for sending and receiving; a transfer occupies the channels of both ends,
+and transfers go in the order of their consumers in the sequence. This common order also keeps devices with blocking
+sends and receives from deadlocking.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hydra_tune.graph.placement.problem import Problem
 
 
 class Transfer(NamedTuple):
-    """An output on its way from the device of `giver` to that of `taker`."""
+    """The transfer of an output from the device of `giver` to that of `taker`."""
 
     giver: int
     taker: int
@@ -36,12 +36,12 @@ class Schedule:
 
 
 class Clock:
-    """The times of devices and channels while nodes are added to a schedule, one after the other."""
+    """The times of devices and channels while nodes are added to a schedule one by one."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.free = [0.0] * len(problem.capacity)
-        """When each device is done with what it has."""
+        """Time when each device has finished its nodes."""
         self.device = [-1] * len(problem.nodes)
         self.start = [0.0] * len(problem.nodes)
         self.stop = [0.0] * len(problem.nodes)
@@ -49,7 +49,7 @@ class Clock:
         self._channels = [0.0] * len(problem.capacity)
 
     def arrival(self, node: int, device: int) -> float:
-        """When the last input of the node would be there. Its producers have been run."""
+        """Return the time when the node's last input would arrive. Its producers have been run."""
         if self.problem.sequential:
             return max((t.stop for t in self.transfers(node, device)), default=0.0)
         latest = 0.0
@@ -60,7 +60,7 @@ class Clock:
         return latest
 
     def transfers(self, node: int, device: int) -> list[Transfer]:
-        """How the inputs of the node would come, one after the other; what is there already takes no time."""
+        """Return the transfers of the node's inputs, one after the other; local inputs take no time."""
         inputs = sorted((self.stop[giver], giver, seconds) for giver, seconds in self.problem.before[node])
         channels = list(self._channels)
         found = []
@@ -75,7 +75,7 @@ class Clock:
         return found
 
     def run(self, node: int, device: int) -> None:
-        """The node is next on this device."""
+        """Run the node next on this device."""
         start = self.free[device]
         if self.problem.sequential:
             for transfer in self.transfers(node, device):
@@ -90,12 +90,12 @@ class Clock:
         self.sequence.append(node)
 
     def schedule(self) -> Schedule:
-        """What has been run so far."""
+        """Return the schedule of the nodes run so far."""
         return Schedule(tuple(self.device), tuple(self.sequence), tuple(self.start), max(self.stop, default=0.0))
 
 
 def simulate(problem: Problem, device: Sequence[int], sequence: Sequence[int]) -> Schedule:
-    """The schedule of nodes on these devices in this sequence, which has every node after its producers."""
+    """Return the schedule of nodes on these devices in this sequence, which has every node after its producers."""
     clock = Clock(problem)
     for node in sequence:
         clock.run(node, device[node])
@@ -103,7 +103,7 @@ def simulate(problem: Problem, device: Sequence[int], sequence: Sequence[int]) -
 
 
 def transfers(problem: Problem, schedule: Schedule) -> list[Transfer]:
-    """All transfers between devices of a schedule, in the order in which they go."""
+    """Return all transfers between devices of a schedule, in order."""
     clock = Clock(problem)
     found = []
     for node in schedule.sequence:

@@ -1,7 +1,7 @@
 """m-TOPO (Baechi, arXiv 2301.08695): fill one device after the other in topological order.
 
-A device is full at its fair share of all memory and the largest group on top, or at its capacity. The simplest placer,
-and with binding memory sometimes the best: neighbours in the graph stay together.
+A device is full at its fair share of all memory plus the largest group, or at its capacity. The simplest placer, and
+with scarce memory sometimes the best: neighbours in the graph stay together.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hydra_tune.graph.placement.problem import Problem
 
 
 def fill_in_order(problem: Problem) -> list[int]:
-    """The device of each group; those that fit nowhere any more are nowhere."""
+    """Return the device of each group, or NOWHERE for groups that fit no device."""
     room, device = Room(problem), 0
     share = sum(problem.memory) / len(problem.capacity) + max(problem.memory, default=0)
     taken = [0.0] * len(problem.capacity)
@@ -19,7 +19,7 @@ def fill_in_order(problem: Problem) -> list[int]:
         size = problem.memory[group]
         while device + 1 < len(taken) and (taken[device] + size > share or not room.fits(group, device)):
             device += 1
-        # Smaller groups may still fit where a large one did not.
+        # Small groups may still fit a device that a large one did not.
         chosen = next((d for d in (device, *problem.devices) if room.fits(group, d)), NOWHERE)
         if chosen != NOWHERE:
             room.put(group, chosen)

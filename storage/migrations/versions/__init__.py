@@ -1,1 +1,1 @@
-"""One file for each step, in the order of their numbers."""
+"""One file per migration, in the order of their numbers."""

@@ -1,4 +1,4 @@
-"""The first tables: studies, trials, attempts, metrics, units."""
+"""First tables: studies, trials, attempts, metrics, units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TABLES = ("hydra_units", "hydra_metrics", "hydra_attempts", "hydra_trials", "hyd
 
 
 def upgrade() -> None:
-    """Create the tables, and on SQLite a trigger that empties them of a deleted study."""
+    """Create the tables, and on SQLite a trigger that deletes a deleted study's rows from them."""
     op.create_table(
         "hydra_studies",
         study_column(primary_key=True),
@@ -81,17 +81,16 @@ def upgrade() -> None:
 
 
 def study_column(**options: Any) -> sa.Column[int]:
-    """The column that ties a row to its study, and lets it go with it."""
+    """Return the column that refers to a row's study; the row is deleted with the study."""
     parent = sa.ForeignKey("studies.study_id", ondelete="CASCADE")
     return sa.Column("study_id", sa.Integer, parent, nullable=False, autoincrement=False, **options)
 
 
 def sqlite_trigger() -> str:
-    """Optuna's own connections do not enforce foreign keys on SQLite, and SQLite gives a deleted id out
-    again.
+    """Return a trigger that deletes our rows of a deleted study.
 
-    Without the trigger, a study deleted by Optuna or its dashboard would leave rows that the next study
-    inherits.
+    Optuna's own connections do not enforce foreign keys on SQLite, and SQLite reuses deleted ids. Without the trigger,
+    a study deleted by Optuna or its dashboard would leave rows that the next study inherits.
     """
     deletes = " ".join(f"DELETE FROM {table} WHERE study_id = OLD.study_id;" for table in TABLES)
     return f"CREATE TRIGGER hydra_study_deleted AFTER DELETE ON studies BEGIN {deletes} END"

@@ -1,4 +1,4 @@
-"""Who runs a study (leases), what happened (events), where training can go on (checkpoints), and a study's source."""
+"""Tables for leases, events and checkpoints, and a column for a study's source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TABLES = ("hydra_leases", "hydra_events", "hydra_checkpoints")
 
 
 def upgrade() -> None:
-    """Create the tables, and on SQLite a trigger that empties them of a deleted study."""
+    """Create the tables, and on SQLite a trigger that deletes a deleted study's rows from them."""
     op.add_column("hydra_studies", sa.Column("source", sa.Text))
     op.create_table(
         "hydra_leases",

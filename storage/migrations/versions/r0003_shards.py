@@ -1,4 +1,4 @@
-"""What trials in shards move: bytes to and from the spill store, of a trial and of each unit, and which shard."""
+"""Columns for trials in shards: spill bytes read and written per trial and unit, and each unit's shard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Add the columns; they are empty for what was recorded before."""
+    """Add the columns; they are NULL in older records."""
     for name in ("spill_read_bytes", "spill_written_bytes"):
         op.add_column("hydra_trials", sa.Column(name, sa.BigInteger))
     op.add_column("hydra_units", sa.Column("shard", sa.Integer))

@@ -1,4 +1,4 @@
-"""Which part of a trial's model ran where: the stages of a pipeline, with predicted and measured times."""
+"""A column for a trial's plan: the device of each part of the model, with predicted and measured times."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    """Add the column; it is empty for what was recorded before."""
+    """Add the column; it is NULL in older records."""
     op.add_column("hydra_trials", sa.Column("plan", sa.Text))

@@ -1,4 +1,4 @@
-"""What the dashboard asks a search to do (actions), notes on trials, and an index of units by time."""
+"""Tables for actions (requests from the dashboard) and notes on trials, and an index of units by time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TABLES = ("hydra_actions", "hydra_notes")
 
 
 def upgrade() -> None:
-    """Create the tables and the index, and on SQLite a trigger that empties them of a deleted study."""
+    """Create the tables and the index, and on SQLite a trigger that deletes a deleted study's rows."""
     op.create_table(
         "hydra_actions",
         sa.Column("action_id", sa.Integer, primary_key=True),

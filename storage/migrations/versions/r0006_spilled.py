@@ -1,4 +1,4 @@
-"""What lay in the spill store over time, and at most for each trial."""
+"""A table of the spill store's size over time, and a column for each trial's peak."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ down_revision = "0005"
 
 
 def upgrade() -> None:
-    """Create the table, and on SQLite a trigger that empties it of a deleted study; add the column."""
+    """Create the table, on SQLite a trigger that deletes a deleted study's rows, and add the column."""
     op.create_table(
         "hydra_spilled",
         study_column(primary_key=True),

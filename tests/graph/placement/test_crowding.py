@@ -15,10 +15,10 @@ import torch
 from hydra_tune.graph import profile as profiles
 from hydra_tune.graph.placement import crowding as crowds
 from hydra_tune.graph.placement.crowding import company, measured_crowding
-from hydra_tune.shards.prepare import examine
-from hydra_tune.training import Training
+from hydra_tune.strategies.shard.prepare import examine
+from hydra_tune.training.loop import Training
 from tests.fault.searches import wait_for
-from tests.shards.models import CPU, SEED, candidate
+from tests.strategies.shard.models import CPU, SEED, candidate
 
 
 def others() -> list[psutil.Process]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydra_tune.errors import HydraTuneError, SpecError
+from hydra_tune.core.errors import HydraTuneError, SpecError
 from hydra_tune.graph.placement import ALGORITHMS, Placement, PlacementInfeasible, place
 from hydra_tune.graph.placement.problem import CHANNELS, read_problem
 from hydra_tune.graph.placement.simulate import Schedule, simulate, transfers

@@ -1,4 +1,4 @@
-// Two to five trials side by side: what differs is marked, and their curves share a chart.
+// Two to five trials side by side: differences are marked, and their curves share a chart.
 
 import { get, link } from "../api.js";
 import { card, empty, h, replace, state } from "../dom.js";

@@ -1,4 +1,4 @@
-// The devices of a study: what ran where and when, how busy they were, and what their memory held.
+// The devices of a study: the timeline of their units, their utilisation and memory.
 
 import { get, link } from "../api.js";
 import { card, empty, fact, h, replace, state, throttled } from "../dom.js";
@@ -66,7 +66,7 @@ function drawTop(top, pool) {
       h("td", { class: "number" }, duration(one.seconds)), h("td", { class: "number" }, one.budget_bytes ? bytes(one.budget_bytes) : "not recorded"))))))) : null);
 }
 
-/** Utilisation, memory and spilling over the stretch of time that the Gantt shows. */
+/** Utilisation, memory and spilling over the time range shown in the Gantt. */
 function seriesCharts(below, timeline, pool) {
   const chart = (title, says, make) => {
     const element = h("div", { class: "plot" });
@@ -92,7 +92,7 @@ function seriesCharts(below, timeline, pool) {
       const some = measured(found);
       if (!some.length) return null;
       const traces = lines(found, (one) => one.resident_bytes);
-      // The budget is drawn where it is within sight of what is used; else the lines at the bottom would say nothing.
+      // The budget is drawn only if it is near the used memory; otherwise it would flatten the other lines.
       const most = Math.max(...some.flatMap((one) => one.resident_bytes.map((count) => count ?? 0)));
       const budget = Math.max(...some.map((one) => budgets().get(one.device) ?? 0));
       if (budget && budget < 20 * most) traces.push({ x: [times(found)[0], times(found).at(-1)], y: mebibytes([budget, budget]), name: "budget", mode: "lines", line: { dash: "dot", width: 1.5, color: colour("bad") }, hovertemplate: `budget ${bytes(budget)}<extra></extra>` });

@@ -1,4 +1,4 @@
-// The token, once: from the address that the server printed (after the #, which is not sent), or typed.
+// Login: the token from the address that the server printed (after the #, which is not sent), or typed.
 
 import { send } from "../api.js";
 import { h, replace } from "../dom.js";

@@ -1,4 +1,4 @@
-// All studies: what is searched, how far each is, and what it has found.
+// All studies: objective, progress and best result of each.
 
 import { get, link } from "../api.js";
 import { card, empty, h, replace, state } from "../dom.js";
@@ -20,7 +20,7 @@ export async function show(content, { frame }) {
   }
   const running = await load();
   frame.live(running ? "live" : "", "on");
-  // A list has no stream of its own: each study has one, and browsers allow few at a time.
+  // Polled, since only single studies have a stream, and browsers allow few at a time.
   const timer = setInterval(() => load().then((some) => frame.live(some ? "live" : "", "on"), () => frame.live("connection lost, trying again", "off")), PAUSE);
   return () => clearInterval(timer);
 }

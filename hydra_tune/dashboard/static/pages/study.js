@@ -1,4 +1,4 @@
-// One study: what won, every trial, and what the search has learned.
+// One study: the best trial, all trials, and charts.
 
 import { get, link } from "../api.js";
 import { card, empty, fact, h, pairs, replace, state, throttled, whenSeen } from "../dom.js";
@@ -24,7 +24,7 @@ export async function show(content, { frame, query, server }, id) {
   const charts = new StudyCharts(study);
   content.append(charts.element);
   server().then(({ actions }) => { if (actions) tools.append(actionBar(study)); });
-  // How busy the devices were is summed up after the page can be read: it takes a look at every unit of work.
+  // Utilisation is fetched after the page is drawn: the server reads every unit for it.
   const busy = throttled(async () => { study.pool = await get(`/api/studies/${id}/devices`); drawTop(top, study); }, 5000);
   busy();
   const reload = throttled(() => leaderboard.load(), 1000);
@@ -59,7 +59,7 @@ function drawTop(top, study) {
   replace(top, h("div", { style: { display: "grid", gap: "1rem" } }, progress, facts, h("div", { class: "grid" }, won, searched(study, opened))));
 }
 
-/** The parameters' ranges, those of a family folded away under its name where there are several; then how it was searched. */
+/** The ranges of the parameters, folded by family if there are several, and the settings of the search. */
 function searched(study, opened) {
   const range = (one) => (one.choices ? one.choices.map(param).join(", ") : `${number(one.low)} to ${number(one.high)}${one.log ? ", logarithmic" : ""}`);
   const families = new Map(), common = [];
@@ -75,7 +75,7 @@ function searched(study, opened) {
     h("h3", {}, "How"), pairs([...settings.map(([name, value]) => [name.replaceAll("_", " "), name === "device_memory" && typeof value === "number" ? bytes(value) : param(value)]), ...trained(study), ...(study.seed === null ? [] : [["seed", study.seed]])]));
 }
 
-/** By which strategies trials were trained, where that was recorded. */
+/** The number of trials by strategy, if recorded. */
 function trained(study) {
   const strategies = Object.entries(study.strategies);
   return strategies.length ? [["trained", strategies.map(([name, count]) => `${count} ${name}`).join(", ")]] : [];
@@ -114,7 +114,7 @@ class StudyCharts {
     this.parts.push(part);
   }
 
-  /** New trials: points are added where that is enough, the rest is asked again now and then. */
+  /** On new trials, add points to charts where that suffices, and reload the others periodically. */
   changed(news) {
     for (const part of this.parts) {
       if (!part.loaded) continue;

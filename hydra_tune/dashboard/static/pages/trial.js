@@ -1,4 +1,4 @@
-// One trial: its parameters, how it learned, how and where it was trained, and what went wrong.
+// One trial: its parameters, learning curves, strategy and devices, and errors.
 
 import { get, link, send } from "../api.js";
 import { trialActions } from "../actions.js";
@@ -108,7 +108,7 @@ function table(heads, rows, numeric) {
     h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((cell, i) => h("td", { class: i < numeric ? "number" : i === cells.length - 1 && numeric === 0 ? "wrap" : null }, cell)))))));
 }
 
-/** Units of one kind on one device in a row; those of a model in many parts once more by part, folded away. */
+/** One row for the units of one kind on one device; for a model in many parts also a folded row per part. */
 function work(trial) {
   if (!trial.work.length) return empty("No unit of work has been recorded.");
   const sums = new Map();

@@ -1,0 +1,1 @@
+"""The coordinator of a search: settings, study, each trial's attempts, display and results."""

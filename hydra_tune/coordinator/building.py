@@ -1,0 +1,107 @@
+"""Builds a trial's candidate, in the builder or on a device.
+
+The first build of a search runs on a device, because it may turn out to be an ordinary objective, which belongs there.
+Once `build` is known to return candidates, the builder makes them, so that devices do not wait. Candidates that cannot
+be sent to another process are built on devices.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hydra_tune.coordinator.deadlines import Deadlines
+from hydra_tune.engine.engine import Engine
+from hydra_tune.engine.unit import Memory, Role, Unit, UnitFailed, UnitResult
+from hydra_tune.strategies.base import Candidacy, Strategy
+from hydra_tune.training.builds import Built, build_and_hold, build_for_device, build_here, pack_held
+from hydra_tune.training.remote_trial import TrialInfo
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Building:
+    """Builds the candidates of one search; the first builds show what `build` returns."""
+
+    engine: Engine
+    strategy: Strategy
+    source_file: str
+    deadlines: Deadlines
+    on_candidates: Callable[[], None]
+    """Called when `build` is known to return candidates."""
+    candidates_seen: bool = False
+    """True once `build` is known to return candidates."""
+    objective_seen: bool = False
+    """True once `build` is known to be an ordinary objective, which runs on a device under every strategy."""
+    builder_refused: str = ""
+    """Reason why candidates are built on devices after all."""
+
+    async def build(self, info: TrialInfo) -> tuple[Built, Candidacy]:
+        """Build the candidate of a trial, or run its objective; return the result and the candidate's location."""
+        if self.strategy.builds_apart and not self.objective_seen:
+            result = await self._unit(info, build_and_hold, Role.BUILDER)
+            self.objective_seen = result.value.values is not None
+            return result.value, self._waits(result.worker)
+        if self.candidates_seen and not self.builder_refused:
+            result = await self._unit(info, build_for_device, Role.BUILDER)
+            built: Built = result.value
+            if not built.stays_because:
+                return built, self._waits(result.worker if self.strategy.plans else None, built.parcel)
+            self._refuse_builder(built.stays_because)
+        result = await self._unit(info, build_here, Role.DEVICE)
+        self._learn(result.value)
+        return result.value, self._waits(result.worker, result.value.parcel)
+
+    async def bring(
+        self, info: TrialInfo, where: Candidacy, *, apart: bool, anew: bool, memory: Memory | None
+    ) -> Candidacy:
+        """Return a candidate in the builder (`apart`) or ready for a device, built again if necessary."""
+        if not anew and where.held == apart:
+            return where
+        if not anew and where.parcel is not None:
+            return Candidacy(None, where.parcel)  # packed before a later build could change its data
+        if not anew and where.held:
+            try:
+                packed = await self.engine.run(self._packing(info, where))
+                self.deadlines.measured("pack", packed.seconds)
+                return Candidacy(None, packed.value)
+            except UnitFailed as error:
+                self._refuse_builder(error.failure.message)
+        self.engine.drop(info.attempt)
+        if apart:
+            result = await self._unit(info, build_and_hold, Role.BUILDER)
+        else:
+            result = await self._unit(info, build_here, Role.DEVICE, memory)
+        return Candidacy(result.worker, held=apart)
+
+    def _packing(self, info: TrialInfo, where: Candidacy) -> Unit:
+        return Unit(
+            trial=info.number, attempt=info.attempt, kind="pack", work=pack_held, args=(info.attempt,),
+            role=Role.BUILDER, worker=where.worker, deadline=self.deadlines.of("pack"),
+        )  # fmt: skip
+
+    async def _unit(
+        self, info: TrialInfo, work: Callable[..., Built], role: Role, memory: Memory | None = None
+    ) -> UnitResult:
+        unit = Unit(
+            trial=info.number, attempt=info.attempt, kind="build", work=work, args=(self.source_file, info), role=role,
+            deadline=self.deadlines.of("build"), memory=memory,
+        )  # fmt: skip
+        result = await self.engine.run(unit)
+        self.deadlines.measured("build", result.seconds)
+        return result
+
+    def _waits(self, worker: int | None, parcel: bytes | None = None) -> Candidacy:
+        return Candidacy(worker, parcel, held=worker is not None and worker == self.engine.builder)
+
+    def _learn(self, built: Built) -> None:
+        """Record from the first build what `build` returns."""
+        self.candidates_seen, self.objective_seen = built.blueprint is not None, built.values is not None
+        if self.candidates_seen:
+            self.on_candidates()
+
+    def _refuse_builder(self, because: str) -> None:
+        self.builder_refused = because
+        logger.info("candidates are built on devices from now on, as they cannot be sent: %s", because)

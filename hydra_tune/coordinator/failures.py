@@ -1,0 +1,48 @@
+"""Failures of a search's trials: gives up a search whose every trial fails in the same way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from hydra_tune.core.states import Outcome, Status
+
+SAME_FAILURES = 5
+"""Trials that fail with the same error, with no other outcome before, after which the search gives up."""
+
+
+class Failures:
+    """The trials that failed in one run of a search."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.outcomes: list[Outcome] = []
+        self.gave_up = False
+        """True once the search is given up: the mistake is in the search, not in its trials."""
+        self._others = 0
+        """Number of trials that ended in this run other than by failing."""
+        self._show = show
+
+    def note(self, outcome: Outcome) -> None:
+        """Count a trial's end; give up if every trial fails in the same way."""
+        if outcome.status not in (Status.FAILED, Status.LOST, Status.HUNG):
+            self._others += 1
+            return
+        if not self.outcomes and outcome.traceback:
+            self._show(outcome.traceback.rstrip())
+        self.outcomes.append(outcome)
+        same = all(_alike(failure) == _alike(self.outcomes[0]) for failure in self.outcomes)
+        if not self._others and same and len(self.outcomes) >= SAME_FAILURES and not self.gave_up:
+            self.gave_up = True
+            self._show(f"giving up: {self.why_nothing_completed()}")
+
+    def why_nothing_completed(self) -> str:
+        """Return one line for a search that completed nothing."""
+        if not self.outcomes:
+            return "all trials were pruned, diverged or ran out of memory or time; `trials` shows each one's reason"
+        times = f"the first {len(self.outcomes)} trials failed alike" if self.gave_up else "the first failure"
+        return f"{times}: {self.outcomes[0].error}"
+
+
+def _alike(outcome: Outcome) -> tuple[Status, str]:
+    """Return a failure without its numbers, since process ids and devices differ for the same reason."""
+    return outcome.status, re.sub(r"\d+", "#", outcome.error)

@@ -1,0 +1,175 @@
+"""Settings of a search: declared once, in `SearchSettings`, and checked together before anything is started.
+
+The flags of `hydra-tune search`, the keys of a YAML file and the settings stored with a study follow from the
+declaration. The signature of `ht.search` is written out a second time, for editors and `help`; tests compare it, and
+the table in docs/usage.md, with this one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra_tune.coordinator import checks
+from hydra_tune.core.errors import SpecError
+
+if TYPE_CHECKING:
+    import optuna
+
+DEFAULT_STORAGE = "sqlite:///hydra_tune.db"
+ENDLESS = 10**6
+"""Number of trials that means as many as time allows."""
+_ADJECTIVES = "amber brave calm clever daring eager gentle happy keen lively mellow noble proud quick quiet sunny wise"
+_ANIMALS = "badger crane dolphin falcon finch gecko heron ibex koala lynx marten newt otter owl puffin raven seal tern"
+
+
+def default_storage() -> str:
+    """Return the URL of the default database."""
+    return os.environ.get("HYDRA_TUNE_STORAGE") or DEFAULT_STORAGE
+
+
+def made_up_name() -> str:
+    """Return a readable name for a study without one."""
+    chance = random.SystemRandom()
+    adjective, animal = (chance.choice(words.split()) for words in (_ADJECTIVES, _ANIMALS))
+    return f"{adjective}-{animal}-{chance.randrange(16**4):04x}"
+
+
+def _setting(
+    help: str,
+    flag: Any = str,
+    *,
+    stored: bool = False,
+    check: Callable[[str, Any], None] | None = None,
+    **default: Any,
+) -> Any:
+    """Declare a field of `SearchSettings`; `default` is the field's `default` or `default_factory`.
+
+    `flag` is the type of its flag, or None if it has no flag. A `stored` setting is recorded with the study. `check`
+    raises SpecError for a bad value; it is not called for a None that is the default.
+    """
+    return field(**default, metadata={"help": help, "flag": flag, "stored": stored, "check": check})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """Settings of a search. The fields are the arguments of `search`, in the order of the flags."""
+
+    trials: int = _setting("How many trials the study has in total.", int, stored=True, check=checks.whole)
+    metric: str | Sequence[str] = _setting(
+        "What is optimised; several times for several objectives.", list[str], default="loss", check=checks.metrics
+    )
+    direction: str | Sequence[str] = _setting(
+        "minimize or maximize, for each metric.", list[str], default="minimize", check=checks.directions
+    )
+    study: str = _setting("Name of the study; made up when not given.", default_factory=made_up_name, check=checks.name)
+    storage: str = _setting(
+        "Database URL; else $HYDRA_TUNE_STORAGE, else sqlite:///hydra_tune.db.",
+        default_factory=default_storage,
+        check=checks.url,
+    )
+    devices: str = _setting("auto, 2xcpu, or cuda:0,cuda:1.", default="auto", stored=True)
+    device_memory: str | int | None = _setting("Budget of each device, such as 8GiB.", default=None, stored=True)
+    spill: str | None = _setting(
+        "Directory for what processes hand to each other.", default=None, stored=True, check=checks.directory
+    )
+    strategy: str | Mapping[str, Any] | Sequence[Any] = _setting(
+        "auto, any, search, whole, shard, pipeline, sparse, ist, elastic, or several to choose from; "
+        "with options: '{name: pipeline, microbatches: 8}'.",
+        default="auto",
+        stored=True,
+    )
+    sampler: str | optuna.samplers.BaseSampler | None = _setting(  # noqa: RUF009
+        "tpe, random, cmaes, gp, qmc, grid or nsgaii.", default="tpe", stored=True
+    )
+    pruner: str | optuna.pruners.BasePruner | None = _setting(  # noqa: RUF009
+        "none, median, asha, hyperband, percentile or share.", default=None, stored=True
+    )
+    seed: int | None = _setting(
+        "Seed of the study; drawn and recorded when not given.", int, default=None, check=checks.seed
+    )
+    timeout: float | None = _setting(
+        "Seconds after which no trial is started.", float, default=None, check=checks.seconds
+    )
+    stop_at_timeout: bool = _setting(
+        "End running trials at the timeout with the epochs they have.", bool, default=False
+    )
+    enqueue: Sequence[Mapping[str, Any]] = _setting(
+        "Parameters to try first, as with Optuna's enqueue_trial.", None, default=(), check=checks.parameters
+    )
+    resume: bool = _setting("Go on with an existing study.", bool, default=False)
+    concurrency: int | None = _setting(
+        "Trials in flight; default one a device.", int, default=None, stored=True, check=checks.whole
+    )
+    progress: bool = _setting("Show progress on stderr; the command line has --quiet.", None, default=True)
+    keep_weights: int = _setting(
+        "How many of the best trials keep their weights.", int, default=10, stored=True, check=checks.whole
+    )
+    checkpoint_seconds: float = _setting(
+        "How often running trials are checkpointed.", float, default=10.0, stored=True, check=checks.seconds
+    )
+    deadline: float | None = _setting(
+        "Seconds without a sign of life until a trial is hung.",
+        float,
+        default=None,
+        stored=True,
+        check=checks.seconds,
+    )
+    allow_changes: bool = _setting("Resume with another build or space.", bool, default=False)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, check = getattr(self, each.name), each.metadata["check"]
+            if check is not None and not (value is None and each.default is None):
+                check(each.name, value)
+        if self.stop_at_timeout and self.timeout is None:
+            raise SpecError("stop_at_timeout needs a timeout", "give timeout=seconds too")
+        if len(self.metrics) != len(self.directions):
+            raise SpecError(
+                f"there are {len(self.metrics)} metrics and {len(self.directions)} directions",
+                "give a direction for each metric",
+            )
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metric of each objective."""
+        return checks.several("metric", self.metric)
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """The direction of each objective."""
+        return checks.several("direction", self.direction)
+
+    @property
+    def endless(self) -> bool:
+        """True if only time ends the search."""
+        return self.trials >= ENDLESS
+
+    def stored(self) -> dict[str, Any]:
+        """Return the settings that are recorded with the study, as plain data."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self) if each.metadata["stored"]}
+
+
+NAMES = tuple(each.name for each in fields(SearchSettings))
+"""The names of all settings."""
+
+
+def make_settings(**given: Any) -> SearchSettings:
+    """Return settings from the arguments of `ht.search`. A study or storage of None is filled in."""
+    if given.get("resume") and given.get("study") is None:
+        raise SpecError("resume needs the name of a study", "give study='its name'")
+    filled_in = [name for name in ("study", "storage") if given.get(name) is None]
+    return SearchSettings(**{name: value for name, value in given.items() if name not in filled_in})
+
+
+def _plain(value: Any) -> Any:
+    """Return a value for JSON; for an Optuna sampler or pruner, the name of its class."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Path):
+        return str(value)
+    return value if value is None or isinstance(value, str | int | float | list | tuple) else type(value).__name__

@@ -1,0 +1,345 @@
+"""The study that this process owns: Optuna's side of a search, and its records.
+
+Plain synchronous code; `study_thread` runs it beside the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.study import StudyDirection
+from optuna.trial import TrialState
+
+from hydra_tune.coordinator.files import StudyFiles
+from hydra_tune.coordinator.ledger import Ledger
+from hydra_tune.coordinator.resuming import ALLOW, check_objectives, check_source
+from hydra_tune.coordinator.sampling import make_pruner, make_sampler
+from hydra_tune.coordinator.settings import SearchSettings
+from hydra_tune.core.errors import SpecError
+from hydra_tune.core.seeds import new_study_seed, trial_seed
+from hydra_tune.core.states import OPTUNA_STATE, Outcome, Status
+from hydra_tune.engine.unit import StepRecord, Unit, UnitResult
+from hydra_tune.storage import open_storage
+from hydra_tune.storage.leases import HeldLease
+from hydra_tune.storage.queries import study_summary, trial_attempts, trial_records
+from hydra_tune.storage.records import StudyRecords
+from hydra_tune.training.remote_trial import TrialInfo
+from hydra_tune.training.source import Source
+
+logger = logging.getLogger(__name__)
+
+_DISTRIBUTIONS: dict[str, Callable[..., BaseDistribution]] = {
+    "suggest_float": FloatDistribution,
+    "suggest_int": IntDistribution,
+    "suggest_categorical": CategoricalDistribution,
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A trial to run; `attempts` is the number of earlier attempts."""
+
+    number: int
+    seed: int
+    attempts: int = 0
+
+
+@dataclass
+class _Running:
+    """A trial in flight: Optuna's object, and the current attempt."""
+
+    trial: optuna.Trial
+    attempt: str = ""
+
+
+class OwnedStudy:
+    """An Optuna study with its records and its lease; every method runs on the study's thread."""
+
+    def __init__(self, settings: SearchSettings, space: Any, source: Source) -> None:
+        self.settings = settings
+        self._space_change = ""
+        """Difference of the search space from earlier runs, once a trial has shown it."""
+        self.stopped: set[int] = set()
+        """Running trials that were asked to stop."""
+        self._running: dict[int, _Running] = {}
+        with ExitStack() as opened:
+            self.storage = open_storage(settings.storage)
+            opened.callback(self.storage.close)
+            self.study = self._create_or_load(space, source)
+            self._lease = HeldLease(self.storage, self.study_id, settings.study)
+            opened.callback(self._lease.release)
+            self._lease.keep()
+            self._describe(source)
+            self._kept, self._distributions = self._earlier_trials()
+            self.storage.begin_batching()
+            opened.callback(self._end_batching)
+            self._open = opened.pop_all()
+
+    def _create_or_load(self, space: Any, source: Source) -> optuna.Study:
+        settings = self.settings
+        exists = settings.study in optuna.get_all_study_names(self.storage)
+        if exists and not settings.resume:
+            raise SpecError(f"study {settings.study!r} exists already", "use resume to go on with it, or another name")
+        self._before = study_summary(self.storage, settings.study) if settings.resume else None
+        if self._before is not None:
+            check_source(self._before, settings, source)
+        recorded = self._before.seed if self._before is not None else None
+        self.seed = next(s for s in (settings.seed, recorded, new_study_seed()) if s is not None)
+        self.sampler = make_sampler(settings.sampler, seed=self._sampler_seed(), space=space)
+        parts: dict[str, Any] = {"storage": self.storage, "sampler": self.sampler}
+        parts["pruner"] = make_pruner(settings.pruner)
+        if not exists:
+            directions = [StudyDirection[direction.upper()] for direction in settings.directions]
+            study = optuna.create_study(study_name=settings.study, directions=directions, **parts)
+            for params in settings.enqueue:
+                study.enqueue_trial(dict(params))
+            return study
+        assert self._before is not None
+        check_objectives(self._before, settings)
+        return optuna.load_study(study_name=settings.study, **parts)
+
+    def _sampler_seed(self) -> int:
+        """Return the study's seed; for samplers that draw from one stream, a new seed for each resumption.
+
+        A stream that started over would propose its first trials again.
+        """
+        stored = sum(self._before.trials.values()) if self._before is not None else 0
+        by_number = self.settings.sampler in ("random", "grid", "qmc")
+        return self.seed if by_number or not stored else trial_seed(self.seed, stored)
+
+    def _describe(self, source: Source) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self.study.set_metric_names(list(self.settings.metrics))
+        self.records = StudyRecords(self.storage, self.study_id)
+        self.ledger = Ledger(self.records)
+        self.files = self._find_files()
+        self.stored = {**self.settings.stored(), **self.files.record(self.settings.storage)}
+        self.records.describe(self.seed, list(self.settings.metrics), self.stored, source.describe(), source.text())
+
+    def _find_files(self) -> StudyFiles:
+        """Return the study's files; log if those of earlier runs are out of reach."""
+        before = self._before.settings if self._before is not None else {}
+        files = StudyFiles.of(self.settings.storage, self.study_id, before)
+        recorded = files.record(self.settings.storage)
+        if "files" in before and before["files"] != recorded.get("files"):
+            lack = (
+                f"the files of the study were in {before['files']}, which is not there: interrupted trials start again"
+            )
+            logger.warning("%s", lack)
+            self.records.event(None, "files", lack)
+        return files
+
+    def _earlier_trials(self) -> tuple[dict[int, float], dict[str, BaseDistribution]]:
+        """Return the values of completed trials, for keeping weights, and the search space of all trials so far."""
+        values: dict[int, float] = {}
+        distributions: dict[str, BaseDistribution] = {}
+        if self._before is not None:
+            for trial in self.study.get_trials(deepcopy=False):
+                distributions |= trial.distributions
+                if trial.state is TrialState.COMPLETE and len(self.settings.metrics) == 1 and trial.value is not None:
+                    values[trial.number] = self._rank(trial.value)
+        return values, distributions
+
+    def _rank(self, value: float) -> float:
+        return -value if self.settings.directions[0] == "maximize" else value
+
+    @property
+    def study_id(self) -> int:
+        return int(self.study._study_id)
+
+    def flush(self) -> None:
+        """Write the queued changes, if this process still has the lease."""
+        self._lease.check()
+        self.storage.flush()
+
+    def close(self) -> None:
+        """Write the remaining changes and release the study."""
+        self._open.close()
+
+    def _end_batching(self) -> None:
+        try:
+            self._lease.check()
+        finally:
+            if self._lease.lost:
+                self.storage.discard()
+            self.storage.end_batching()
+
+    # Trials
+
+    def finished(self) -> int:
+        """Return the number of the study's trials that have ended, in this run or before."""
+        ends = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        return self.storage.get_n_trials(self.study_id, state=ends)
+
+    def interrupted(self) -> list[Asked]:
+        """Return the trials that an earlier run left unfinished; they continue under their own numbers."""
+        left = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        seeds = {record.number: record.seed for record in trial_records(self.storage, self.settings.study)}
+        return [self._take_up(optuna.Trial(self.study, trial._trial_id), seeds[trial.number]) for trial in left]
+
+    def _take_up(self, trial: optuna.Trial, recorded: int | None) -> Asked:
+        """Continue a trial with its original seed, on which its checkpoints depend."""
+        seed = trial_seed(self.seed, trial.number) if recorded is None else recorded
+        attempts = trial_attempts(self.storage, self.settings.study, trial.number)
+        self.ledger.trial_taken_up(trial.number, seed, attempts)
+        self._running[trial.number] = _Running(trial)
+        return Asked(trial.number, seed, len(attempts))
+
+    def ask(self) -> Asked:
+        """Return a new trial from the sampler."""
+        trial = self.study.ask()
+        asked = Asked(trial.number, trial_seed(self.seed, trial.number))
+        self.ledger.trial_started(asked.number, asked.seed)
+        self._running[trial.number] = _Running(trial)
+        return asked
+
+    def begin_attempt(self, asked: Asked, attempt: int, failed: tuple[str, Outcome] | None = None) -> TrialInfo:
+        """Record an attempt, and the end of a failed one before it; return the trial's data for the worker.
+
+        Raises SpecError if a trial has shown another search space than that of earlier runs.
+        """
+        self._check_space()
+        if failed is not None:
+            self.end_attempt(*failed)
+        running = self._running[asked.number]
+        running.attempt = self.ledger.attempt_started(asked.number, attempt)
+        return TrialInfo(
+            number=asked.number,
+            seed=asked.seed,
+            attempt=running.attempt,
+            objectives=len(self.settings.metrics),
+            user_attrs=running.trial.user_attrs,
+            datetime_start=running.trial.datetime_start,
+            checkpoints=self.files.checkpoints(asked.number),
+            checkpoint_seconds=self.settings.checkpoint_seconds,
+        )
+
+    def end_attempt(self, attempt: str, outcome: Outcome) -> None:
+        self.ledger.attempt_ended(attempt, outcome)
+
+    def stop_trial(self, number: int) -> bool:
+        """End a trial as pruned at its next call; return True if it is running."""
+        if number in self._running:
+            self.stopped.add(number)
+        return number in self._running
+
+    def answer(self, number: int, attempt: str, name: str, args: tuple[Any, ...]) -> Any:
+        """Answer a call of user code in a worker; calls of an earlier attempt are refused."""
+        running = self._running.get(number)
+        if running is None or running.attempt != attempt:
+            self.records.event(number, "refused", f"a late {name} of attempt {attempt}")
+            raise ValueError(f"trial {number} is no longer run by this attempt")
+        trial = running.trial
+        if name in _DISTRIBUTIONS:
+            parameter, arguments, options = args
+            self._compare(parameter, _DISTRIBUTIONS[name](*arguments, **options))
+            return getattr(trial, name)(parameter, *arguments, **options)
+        match name:
+            case "report":
+                self._report(trial, *args)
+            case "should_prune":
+                return number in self.stopped or trial.should_prune()
+            case "set_user_attr":
+                trial.set_user_attr(*args)
+            case "metrics":
+                self.records.metrics(number, *args)
+            case "checkpointed":
+                self.checkpoint(number, *args)
+            case "note":
+                self.event(number, *args)
+            case "set_constraint":
+                trial.set_constraint(*args)
+            case "distributions":
+                return trial.distributions
+            case "constraints":
+                return trial.constraints
+            case _:
+                raise ValueError(f"a trial has no {name!r}")
+        return None
+
+    def _compare(self, parameter: str, distribution: BaseDistribution) -> None:
+        before = self._distributions.setdefault(parameter, distribution)
+        if before != distribution and self._before is not None and not self.settings.allow_changes:
+            self._space_change = f"parameter {parameter!r} was {before} and is now {distribution}"
+            raise ValueError(self._space_change)
+
+    def _check_space(self) -> None:
+        if self._space_change:
+            raise SpecError(self._space_change, ALLOW)
+
+    def _report(self, trial: optuna.Trial, value: float, step: int) -> None:
+        # A retried trial reports its first epochs again; Optuna keeps the first report and warns.
+        if step not in self.storage.get_trial(trial._trial_id).intermediate_values:
+            trial.report(value, step)
+
+    def epoch(self, number: int, epoch: int, metrics: dict[str, float]) -> bool:
+        """Record an epoch's metrics; return True if the trial is to be pruned."""
+        self.records.metrics(number, epoch, metrics)
+        if len(self.settings.metrics) > 1:
+            return False
+        trial = self._running[number].trial
+        self._report(trial, metrics[self.settings.metrics[0]], epoch)
+        return trial.should_prune()
+
+    def tell(self, number: int, attempt: str, outcome: Outcome, **facts: Any) -> list[int]:
+        """End a trial by its current attempt; return the trials whose weights are no longer among the best.
+
+        Raises SpecError if a trial has shown another search space than that of earlier runs.
+        """
+        self._check_space()
+        self.ledger.trial_ended(number, outcome, **facts)
+        self.ledger.attempt_ended(attempt, outcome)
+        state = OPTUNA_STATE[outcome.status]
+        values = list(outcome.values) if state is TrialState.COMPLETE and outcome.values else None
+        self.study.tell(self._running.pop(number).trial, values, state)
+        return self._no_longer_kept(number, outcome)
+
+    def _no_longer_kept(self, number: int, outcome: Outcome) -> list[int]:
+        if outcome.status is not Status.COMPLETE or outcome.values is None or len(outcome.values) > 1:
+            return []
+        self._kept[number] = self._rank(outcome.values[0])
+        ranked = sorted(self._kept, key=lambda n: (self._kept[n], n))
+        surplus = ranked[self.settings.keep_weights :]
+        for old in surplus:
+            del self._kept[old]
+        return surplus
+
+    # Records
+
+    def unit(self, unit: Unit, result: UnitResult) -> None:
+        """Record a unit, or its steps if it has any."""
+        if not result.steps:
+            self.records.unit(
+                unit.trial, unit.attempt, unit.kind, result.device, result.started, result.seconds, result.peak_bytes
+            )
+        self.steps(unit.trial, unit.attempt, result.device, result.peak_bytes, result.steps)
+
+    def steps(
+        self, number: int, attempt: str, device: str, peak_bytes: int | None, steps: Sequence[StepRecord]
+    ) -> None:
+        """Record steps of a trial on a device."""
+        for step in steps:
+            self.records.unit(
+                number, attempt, step.kind, device, step.started, step.seconds, peak_bytes,
+                shard=step.shard, read_bytes=step.read_bytes, written_bytes=step.written_bytes, steps=step.count,
+            )  # fmt: skip
+
+    def late_result(self, unit: Unit, device: str) -> None:
+        self.records.event(unit.trial, "refused", f"a late result of attempt {unit.attempt} ({unit.kind}) on {device}")
+
+    def checkpoint(self, number: int, step: int, size: int, seconds: float) -> None:
+        self.records.checkpoint(number, step, size, seconds)
+
+    def spilled(self, sampled: float, host_bytes: int, disk_bytes: int) -> None:
+        self.records.spilled(sampled, host_bytes, disk_bytes)
+
+    def event(self, number: int | None, kind: str, message: str) -> None:
+        self.records.event(number, kind, message)

@@ -1,0 +1,98 @@
+"""Accelerator-specific code, in one small module on top of `torch.accelerator`.
+
+The project's tests run only the CPU branches; the others follow torch's documentation.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+
+def available() -> list[torch.device]:
+    """Return the accelerators of this machine in index order; empty on a machine with CPUs only."""
+    if not torch.accelerator.is_available():
+        return []
+    kind = torch.accelerator.current_accelerator()
+    if kind is None or kind.type == "cpu":
+        return []
+    return [torch.device(kind.type, index) for index in range(torch.accelerator.device_count())]
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the free memory of an accelerator in bytes."""
+    free, _total = torch.accelerator.get_memory_info(device)
+    return int(free)
+
+
+def use(device: torch.device) -> None:
+    """Make `device` this process's default accelerator, so that user code that says just "cuda" gets it."""
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
+
+
+def begin_measuring(device: torch.device) -> None:
+    """Reset the device's peak-memory counter."""
+    if device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Return the peak bytes of tensors on an accelerator since `begin_measuring`; None on a CPU."""
+    if device.type == "cpu":
+        return None
+    return int(torch.accelerator.max_memory_allocated(device))
+
+
+def release_cached(device: torch.device) -> None:
+    """Return memory that torch caches to the device, so that other processes can allocate it."""
+    if device.type != "cpu":
+        torch.accelerator.empty_cache()
+
+
+class Staging:
+    """Copies bytes between a device's memory and files.
+
+    The CPU reads and writes the files. On a CPU device no further copy is needed; on an accelerator the bytes pass
+    through a pinned host buffer, on a separate stream, so that copying overlaps with computation.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = None if device.type == "cpu" else torch.Stream(device)
+        self._buffers = threading.local()
+
+    def read(self, content: torch.Tensor, fill: Callable[[torch.Tensor], object]) -> None:
+        """Let `fill` write the bytes into host memory, then copy them to `content`."""
+        if self._stream is None:
+            fill(content)
+            return
+        host = self._host(content.numel())
+        fill(host)
+        # Kernels already queued may still read the old contents of the buffer.
+        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
+        with self._stream:
+            content.copy_(host, non_blocking=True)
+        # The copy must be complete: the host buffer is reused, and the caller uses the content next.
+        self._stream.synchronize()
+
+    def write(self, content: torch.Tensor, drain: Callable[[torch.Tensor], object]) -> None:
+        """Copy `content` to host memory and let `drain` write it."""
+        if self._stream is None:
+            drain(content)
+            return
+        host = self._host(content.numel())
+        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
+        with self._stream:
+            host.copy_(content, non_blocking=True)
+        self._stream.synchronize()
+        drain(host)
+
+    def _host(self, size: int) -> torch.Tensor:
+        """Return this thread's pinned buffer of at least `size` bytes, grown if needed."""
+        held: torch.Tensor | None = getattr(self._buffers, "pinned", None)
+        if held is None or held.numel() < size:
+            held = self._buffers.pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return held[:size]

@@ -1,0 +1,30 @@
+"""Values of metrics and objectives: user code may return anything, but a study records finite floats."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from hydra_tune.core.errors import CandidateError, quoted
+
+
+def as_number(value: Any, what: str) -> float:
+    """Return a metric's value as a finite float; raise a CandidateError that quotes any other value."""
+    hint = "return one finite number"
+    torch = sys.modules.get("torch")
+    # A tensor can exist only if user code has imported torch: do not load torch for an objective without it.
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise CandidateError(f"{what} is a tensor of shape {tuple(value.shape)}", hint)
+        value = value.item()
+    if value is None or isinstance(value, str | bytes | Mapping | list | tuple):
+        raise CandidateError(f"{what} is {quoted(value)}", hint)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CandidateError(f"{what} is {quoted(value)}", hint) from error
+    if not math.isfinite(number):
+        raise CandidateError(f"{what} is {quoted(number)}", hint)
+    return number

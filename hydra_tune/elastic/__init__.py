@@ -1,1 +1,0 @@
-"""Elastic training between parameter server and collectives (arXiv 1801.03855): the centre and its clients."""

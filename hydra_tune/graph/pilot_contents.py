@@ -1,0 +1,50 @@
+"""Undoes what a pilot batch does to the contents of attributes: tensors changed in place, lists appended to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+CONTAINERS = (list, dict, set, deque)
+
+
+@contextmanager
+def contents_restored(*models: nn.Module) -> Iterator[None]:
+    """Restore, on leaving, the contents of tensors and containers that modules have as plain attributes or buffers."""
+    kept: list[tuple[Any, Any]] = []
+    seen: set[int] = set()
+    for model in models:
+        for module in model.modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            for name, value in (*vars(module).items(), *module._buffers.items()):
+                if (name.startswith("_") and name in nn.Module().__dict__) or id(value) in seen:
+                    continue
+                if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                    kept.append((value, value.detach().clone()))
+                elif type(value) in CONTAINERS:
+                    kept.append((value, value.copy()))
+                seen.add(id(value))
+    try:
+        yield
+    finally:
+        for value, before in kept:
+            _restore(value, before)
+
+
+def _restore(value: Any, before: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        if value.shape == before.shape and not torch.equal(value, before):
+            with torch.no_grad():
+                value.copy_(before)
+        return
+    value.clear()
+    if isinstance(value, dict | set):
+        value.update(before)
+    else:
+        value.extend(before)

@@ -1,0 +1,1 @@
+"""Strategy `pipeline`: one model in stages across several devices, which pass micro-batches to each other."""

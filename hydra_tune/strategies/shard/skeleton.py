@@ -1,0 +1,89 @@
+"""A model without its weights: parameters keep shape, type and device, and take no memory until they are attached.
+
+A parameter that is not attached is one NaN, expanded to the parameter's shape. User code may look at its shape, and
+whoever computes with it gets NaN instead of a number that looks right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from hydra_tune.core.errors import CandidateError
+from hydra_tune.core.tensor_memory import has_memory
+from hydra_tune.graph.observe import node_modules
+from hydra_tune.graph.own_tensors import OwnTensors
+
+
+def placeholder(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same shape, type and device that takes one element of memory."""
+    if not tensor.numel():
+        return tensor.detach().clone()
+    number: float | bool = True
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        number = math.nan
+    elif tensor.dtype is not torch.bool:
+        number = torch.iinfo(tensor.dtype).max
+    return torch.full((), number, dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+
+
+def empty_parameters(model: nn.Module) -> None:
+    """Take the contents out of a model's parameters; buffers stay."""
+    for parameter in model.parameters():
+        parameter.data, parameter.grad = placeholder(parameter), None
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Raise CandidateError for parameters that cannot lie in blocks of bytes."""
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise CandidateError(
+                f"parameter {name!r} has no shape yet", "run the lazy model on a batch in build, or use strategy whole"
+            )
+        if parameter.layout is not torch.strided:
+            raise CandidateError(f"parameter {name!r} is a sparse tensor", "use strategy whole")
+    _check_memory(model)
+
+
+def _check_memory(model: nn.Module) -> None:
+    """Raise CandidateError where a parameter shares its memory with another tensor: in blocks they would be two."""
+    own = OwnTensors(model.named_parameters())
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    attributes = [
+        (f"{path}.{name}".lstrip("."), value)
+        for path, module in model.named_modules()
+        for name, value in (*vars(module).items(), *module._buffers.items())
+        if isinstance(value, torch.Tensor) and id(value) not in names
+    ]
+    for name, tensor in [*model.named_parameters(), *attributes]:
+        shared = [other for other in own.names(tensor) if other != name] if has_memory(tensor) else []
+        if shared:
+            raise CandidateError(
+                f"{name!r} has the memory of parameter {shared[0]!r}, which shards would take apart",
+                "make it the same parameter, or use strategy whole",
+            )
+
+
+class WatchedParameters(dict[str, Any]):
+    """A module's own parameters; calls `on_access` at each access by name, so that the parameter can be attached."""
+
+    def __init__(self, parameters: dict[str, Any], on_access: Callable[[nn.Parameter], None]) -> None:
+        super().__init__(parameters)
+        self._on_access = on_access
+
+    def __getitem__(self, name: str) -> Any:
+        parameter = super().__getitem__(name)
+        if parameter is not None:
+            self._on_access(parameter)
+        return parameter
+
+
+def watch(model: nn.Module, on_access: Callable[[nn.Parameter], None]) -> None:
+    """Call `on_access` before each access to a parameter as an attribute of its module."""
+    for module in node_modules(model):
+        module._parameters = WatchedParameters(module._parameters, on_access)

@@ -1,0 +1,1 @@
+"""Strategy `sparse`: training pruned networks with state compressed to the surviving weights."""

@@ -1,0 +1,1 @@
+"""Strategy `whole`: the plain training loop on one device."""

@@ -1,0 +1,1 @@
+"""Training one candidate in a worker: the candidate, its batches, the loop, checkpoints, and build functions."""

@@ -1,0 +1,200 @@
+"""A candidate with its loaded data: checked before training starts, and packed for another process.
+
+Only workers whose build returned a candidate import this module: an ordinary objective may not need torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils.data import TensorDataset
+
+from hydra_tune.core.errors import CandidateError, quoted
+from hydra_tune.core.trees import call_model
+from hydra_tune.engine.transfer import TensorFiles, pack, unpack
+from hydra_tune.engine.worker import WorkerContext
+from hydra_tune.training.batches import Batches
+from hydra_tune.training.builds import Blueprint
+from hydra_tune.training.candidate import Candidate, Dataset, Pinned, is_dataset
+from hydra_tune.training.remote_trial import TrialInfo
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The build that made a candidate, for a worker to build it again."""
+
+    source_file: str
+    info: TrialInfo
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A candidate with its loaded data."""
+
+    candidate: Candidate
+    train: Dataset
+    valid: Dataset | None
+    origin: Origin | None = None
+    """None where the candidate was not made by a trial's build."""
+
+
+def prepare(context: WorkerContext, candidate: Candidate, origin: Origin | None = None) -> Prepared:
+    """Load and check the data of a candidate that was just built."""
+    pinned = isinstance(candidate.train, Pinned)
+    train = candidate.train if pinned else load_data(context, candidate.train)
+    valid = None if candidate.valid is None else load_data(context, candidate.valid)
+    if not pinned:
+        _check_data(context, candidate, train, "train", training=True)
+        _initialise_lazy_modules(candidate, train)
+    if valid is not None:
+        _check_data(context, candidate, valid, "valid", training=False)
+    return Prepared(candidate, train, valid, origin)
+
+
+def load_data(context: WorkerContext, data: Dataset | Callable[[], Dataset]) -> Dataset:
+    """Return the dataset; one returned by a function is made once per process and shared by all trials."""
+    if is_dataset(data):
+        return data
+    try:
+        key = ("data", _identity(data))
+        return context.cache[key] if key in context.cache else context.cache.setdefault(key, data())
+    except TypeError:  # its closure cannot be compared, so it may be another function
+        return data()
+
+
+def _identity(function: Any) -> Any:
+    """Return a key that is equal for equivalent functions: each build may make one with the same code and closure."""
+    if isinstance(function, functools.partial):
+        return (_identity(function.func), function.args, tuple(sorted(function.keywords.items())))
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return function
+    cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
+    identity = (code, cells, function.__defaults__)
+    hash(identity)
+    return identity
+
+
+def _check_data(context: WorkerContext, candidate: Candidate, data: Dataset, name: str, *, training: bool) -> None:
+    """Raise a CandidateError before training on unusable data."""
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise CandidateError(f"Candidate.{name} gave {quoted(data)}", "give a map-style dataset")
+    if len(data) == 0:
+        raise CandidateError(f"Candidate.{name} has no rows", "give a dataset with at least one row")
+    batches = Batches(candidate, data, training=training)
+    if len(batches) == 0:
+        raise CandidateError(
+            f"Candidate.{name} has {len(data)} rows, less than one batch of {candidate.batch_size}",
+            "use a smaller batch_size, or drop_last=False",
+        )
+    if type(data) is TensorDataset:
+        _check_finite(context, data, name)
+        return
+    try:
+        batches.fetch(0, 0)
+    except CandidateError:
+        raise
+    except Exception as error:
+        raise CandidateError(
+            f"Candidate.{name}: its first batch cannot be made ({type(error).__name__}: {error})",
+            "rows of one batch must have equal shapes, or collate must pad them",
+        ) from error
+
+
+def _check_finite(context: WorkerContext, data: TensorDataset, name: str) -> None:
+    # By storage, which trials share; a weak reference, so that a new storage at an old address is checked again.
+    checked: weakref.WeakValueDictionary[int, torch.UntypedStorage]
+    checked = context.cache.setdefault("finite", weakref.WeakValueDictionary())
+    for tensor in data.tensors:
+        storage = tensor.untyped_storage()
+        if not tensor.is_floating_point() or checked.get(storage._cdata) is storage:
+            continue
+        wrong = ~torch.isfinite(tensor)
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0, 0])
+            raise CandidateError(f"Candidate.{name} has NaN or infinite values (row {row})", "fill or drop such rows")
+        checked[storage._cdata] = storage
+
+
+def blueprint_of(prepared: Prepared) -> Blueprint:
+    """Describe a candidate by sizes and names, for the coordinator."""
+    candidate = prepared.candidate
+    parameters = list(candidate.model.parameters())
+    pinned = isinstance(prepared.train, Pinned)
+    return Blueprint(
+        epochs=candidate.epochs,
+        batches=0 if pinned else len(Batches(candidate, prepared.train, training=True)),
+        rows=0 if pinned else len(prepared.train),
+        parameters=sum(p.numel() for p in parameters),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        metrics=("loss", "train_loss", *candidate.metrics) if prepared.valid is not None else ("loss", "train_loss"),
+        keep=candidate.keep,
+        accumulate=candidate.accumulate,
+        sparsity=candidate.sparsity,
+        whole_because=candidate.whole_because,
+        partitions=len(prepared.train.partitions) if pinned else 0,
+    )
+
+
+def _initialise_lazy_modules(candidate: Candidate, train: Dataset) -> None:
+    """Give lazy modules their parameters, by a forward of the first batch."""
+    if not any(is_lazy(p) for p in candidate.model.parameters()):
+        return
+    inputs, _targets = Batches(candidate, train, training=False).fetch(0, 0)
+    modes = {module: module.training for module in candidate.model.modules()}
+    candidate.model.eval()
+    with torch.no_grad():
+        call_model(candidate.model, inputs)
+    for module, mode in modes.items():
+        module.training = mode
+
+
+def lost_in_copies(model: nn.Module) -> str:
+    """Say what a pickled copy of a model would lack; empty where nothing is known."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+            return f"{name!r} has a hook, which a copy would not have"
+    return ""
+
+
+def packed_candidate(context: WorkerContext, prepared: Prepared) -> bytes:
+    """Pack a candidate with its data. Raises CandidateError where a copy would not be the same."""
+    lost = lost_in_copies(prepared.candidate.model)
+    if lost:
+        raise CandidateError(f"the candidate cannot be sent to a device: {lost}", "use strategy whole or shard")
+    return pack_here(context, prepared)
+
+
+def pack_here(context: WorkerContext, thing: Any) -> bytes:
+    """Pack an object for any process of this run; its tensors' files live as long as the tensors here."""
+    try:
+        return pack(thing, tensor_files(context))
+    except Exception as error:
+        raise CandidateError(
+            f"the candidate cannot be sent to a device ({type(error).__name__}: {error})",
+            "give it parts that can be pickled, or use --strategy whole",
+        ) from error
+
+
+def receive(parcel: bytes) -> Prepared:
+    """Unpack the candidate that the builder packed."""
+    prepared = unpack(parcel)
+    assert isinstance(prepared, Prepared)
+    return prepared
+
+
+def tensor_files(context: WorkerContext) -> TensorFiles:
+    """Return the files through which this worker passes tensors to others; created on first use."""
+    files: TensorFiles | None = context.cache.get("files")
+    if files is None:
+        name = f"tensors-{context.setup.worker}"
+        files = context.cache["files"] = TensorFiles(Path(context.setup.directory), name)
+    return files

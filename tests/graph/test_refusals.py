@@ -1,0 +1,66 @@
+"""Models that a recording cannot follow are one node, with a reason that a user understands."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hydra_tune.graph.capture import capture, untouched
+
+pytestmark = pytest.mark.smoke
+
+
+def wrapped(forward: Any) -> Any:
+    @functools.wraps(forward)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, *args, **kwargs)
+
+    return call
+
+
+class Decorated(nn.Module):
+    """As models of transformers are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    @wrapped
+    def forward(self, x: torch.Tensor, **_options: Any) -> torch.Tensor:
+        return self.second(self.first(x))  # type: ignore[no-any-return]
+
+
+class Choosing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(x) if random.random() < 0.5 else self.first(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Decorated, "its forward is wrapped by a decorator, which hides its arguments from a recording"),
+        (Choosing, "its forward draws numbers from Python's or NumPy's generators, which a recording would fix"),
+    ],
+)
+def test_the_reason_is_said_in_words(model: Any, said: str) -> None:
+    captured = capture(model(), torch.randn(3, 4), [torch.randn(5, 4)])
+    assert len(captured.nodes) == 1
+    assert captured.whole_because == said
+
+
+def test_a_pilot_run_leaves_embeddings_as_they_were() -> None:
+    model = nn.Embedding(5, 3, max_norm=0.1)
+    before = model.weight.detach().clone()
+    with untouched(model):
+        model(torch.arange(5))
+        assert not torch.equal(model.weight, before)
+    assert torch.equal(model.weight, before)

@@ -1,0 +1,130 @@
+"""Public architectures and awkward ones, tiny and in float64: in shards they end with the weights of a plain loop.
+
+`make test` runs a selection, `make zoo` all of them, and writes docs/models.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_map
+
+import hydra_tune as ht
+from hydra_tune.core.seeds import seed_everything
+from hydra_tune.core.trees import call_model
+from hydra_tune.training.batches import epoch_order
+from tests.strategies.shard.models import SEED, finish_in_shards, in_shards, start
+from tests.zoo.hugging_face import HUGGING_FACE
+from tests.zoo.others import OTHERS, collate, of_loss
+
+QUICK = (
+    "GPT-2", "BERT", "T5", "ViT", "wav2vec2", "LoRA (peft, GPT-2)", "Llama, checkpointed", "nn.TransformerEncoder",
+    "seq2seq LSTM", "stochastic depth", "mixture of experts", "borrowed weights", "torch.utils.checkpoint", "U-Net",
+)  # fmt: skip
+ALL = bool(os.environ.get("HYDRA_TUNE_ZOO"))
+"""True if all models are run, and the table is written."""
+NAMES = [*HUGGING_FACE, *OTHERS] if ALL else QUICK
+EPOCHS, BATCH = 2, 4
+
+
+class Rows:
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+
+def built(name: str) -> ht.Candidate:
+    """The candidate of that name, the same each time."""
+    torch.manual_seed(1)
+    if name in HUGGING_FACE:
+        model, batch = HUGGING_FACE[name]()
+        rows, loss = [(row, 0) for row in batch], of_loss
+    else:
+        model, rows, loss = OTHERS[name]()
+    rows = tree_map(lambda leaf: leaf.double() if torch.is_tensor(leaf) and leaf.is_floating_point() else leaf, rows)
+    optimizer = partial(torch.optim.AdamW, lr=1e-3)
+    return ht.Candidate(
+        model=model.double(), loss=loss, optimizer=optimizer, train=Rows(rows), collate=collate, batch_size=BATCH,
+        epochs=EPOCHS,
+    )  # fmt: skip
+
+
+def plain_loop(made: ht.Candidate) -> dict[str, torch.Tensor]:
+    """The weights after the loop that a user would write."""
+    model, rows = made.model, made.train
+    optimizer = made.optimizer(model.parameters())
+    seed_everything(SEED)
+    model.train()
+    for epoch in range(EPOCHS):
+        order = epoch_order(len(rows), SEED, epoch).tolist()  # type: ignore[arg-type]
+        for first in range(0, len(order), BATCH):
+            inputs, targets = collate([rows[i] for i in order[first : first + BATCH]])  # type: ignore[index]
+            made.loss(call_model(model, inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return {name: tensor.detach() for name, tensor in model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def table() -> Any:
+    """Writes docs/models.md at the end of a run of all models."""
+    found: dict[str, str] = {}
+    yield found
+    if ALL and len(found) == len(NAMES):
+        rows = [f"| {name} | yes | {shards} |" for name, shards in found.items()]
+        text = HEADER + "\n".join(rows) + "\n"
+        (Path(__file__).parents[2] / "docs" / "models.md").write_text(text)
+
+
+HEADER = """# Models
+
+Public architectures and awkward ones, tiny, with random weights, in float64. `whole` and `shard` end with the weights
+of a plain PyTorch loop, to 1e-9, after two epochs. Shards are those of the smallest budget with which the model trains;
+in brackets that budget as a part of what `whole` takes. Models of transformers are called with labels, and their own
+loss is used.
+
+Written by `make zoo`.
+
+| model | whole | shard |
+|---|---|---|
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_equals_the_plain_loop(name: str, tmp_path: Path, table: dict[str, str]) -> None:
+    expected = plain_loop(built(name))
+    whole = start(built(name))
+    _train(whole)
+    _compare(dict(whole.model.named_parameters()), expected)
+    with in_shards(start(built(name)), 0.0, tmp_path) as sharded:
+        sharded.rebuild = partial(built, name)
+        finish_in_shards(sharded, seconds=0.0)
+        count = len(sharded.kit.plan.shards)
+        assert count > 1
+        assert sharded.memory.peak <= sharded.memory.budget
+        _compare({name: t for name, t in sharded.state()["tensors"].items() if name in expected}, expected)
+        table[name] = f"{count} ({sharded.memory.budget / whole.peak_bytes:.0%})"
+
+
+def _train(whole: Any) -> None:
+    for _ in range(EPOCHS):
+        whole.train_for(1e9)
+        whole.next_epoch({"loss": 0.0})
+
+
+def _compare(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        message: Callable[[str], str] = lambda text, name=name: f"{name}: {text}"  # noqa: E731
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-9, msg=message)
