@@ -60,6 +60,10 @@ class NodeCost:
     """Most bytes that its backward takes at once without its parameters' optimizer steps; None if not measured."""
     unsaved_bytes: int | None = None
     """Most bytes alive in its forward that autograd had not saved by then; None unless the model is observed."""
+    forward_live_bytes: int | None = None
+    """Most bytes alive in its forward, saved tensors included while user code holds them; None unless observed."""
+    backward_held_bytes: int | None = None
+    """Most bytes alive in its backward, with the saved tensors in use at that moment; None unless observed."""
 
     @property
     def gradient_bytes(self) -> int:
@@ -95,7 +99,10 @@ def from_json(text: str) -> tuple[NodeCost, ...]:
         raise ValueError(f"these are no costs of nodes: {error}") from error
 
 
-_OF_A_BATCH = ("activation_bytes", "forward_peak_bytes", "backward_peak_bytes", "boundary_bytes", "unsaved_bytes")
+_OF_A_BATCH = (
+    "activation_bytes", "forward_peak_bytes", "backward_peak_bytes", "boundary_bytes", "unsaved_bytes",
+    "forward_live_bytes", "backward_held_bytes",
+)  # fmt: skip
 """Fields of `NodeCost` that depend on the shape of the batch."""
 
 
@@ -113,11 +120,21 @@ def covering(one: NodeCost, other: NodeCost) -> NodeCost:
     return dataclasses.replace(one, saved_input_bytes=least, stepless_peak_bytes=max(peaks, default=None), **most)
 
 
+def at_least(node: NodeCost) -> NodeCost:
+    """Return an observed node's cost where all activations are spilled but those that are in use at the moment."""
+    if not node.forward_live_bytes or not node.backward_held_bytes:
+        return node
+    return dataclasses.replace(
+        node, activation_bytes=0, forward_peak_bytes=node.forward_live_bytes,
+        backward_peak_bytes=node.backward_held_bytes,
+    )  # fmt: skip
+
+
 def judging(one: NodeCost, other: NodeCost) -> NodeCost:
     """Return the cost `one` raised to cover the evaluation of another batch, which saves nothing for a backward."""
     most: Any = {
         name: max(getattr(one, name) or 0, getattr(other, name) or 0)
-        for name in ("forward_peak_bytes", "boundary_bytes", "unsaved_bytes")
+        for name in ("forward_peak_bytes", "boundary_bytes", "unsaved_bytes", "forward_live_bytes")
     }
     return dataclasses.replace(one, **most)
 
@@ -149,6 +166,10 @@ class ShardCost:
     backward_working_bytes: int
     unsaved_bytes: int = 0
     """Most bytes alive in its forward that autograd had not saved by then; zero unless the model is observed."""
+    forward_live_bytes: int = 0
+    """Most bytes alive in its forward, saved tensors included while user code holds them; zero unless observed."""
+    backward_held_bytes: int = 0
+    """Most bytes alive in its backward, with the saved tensors in use at that moment; zero unless observed."""
 
     @property
     def seconds(self) -> float:
@@ -209,4 +230,6 @@ def shard_cost(
         forward_working_bytes=max(node.forward_peak_bytes for node in own),
         backward_working_bytes=max(node.backward_peak_bytes for node in own),
         unsaved_bytes=max(node.unsaved_bytes or 0 for node in own),
+        forward_live_bytes=max(node.forward_live_bytes or 0 for node in own),
+        backward_held_bytes=max(node.backward_held_bytes or 0 for node in own),
     )

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hydra_tune.core.alignment import aligned
 from hydra_tune.core.clock import work_seconds
@@ -94,17 +94,16 @@ def module_names(model: nn.Module) -> dict[int, str]:
 
 
 def observe(
-    model: nn.Module, forward: Callable[[], Any], loss: Callable[[Any], torch.Tensor], optimizer: PilotOptimizer,
-    inputs: Any, preferred: Sequence[str] = (), *, mixed: bool = False,
+    model: nn.Module, forward: Callable[[Any], Any], loss: Callable[[Any, Any], torch.Tensor],
+    optimizer: PilotOptimizer, batch: tuple[Any, Any], preferred: Sequence[str] = (), *, mixed: bool = False,
     timed_in: AbstractContextManager[Any] | None = None,
 ) -> Observation:  # fmt: skip
-    """Run one batch, `loss(forward())` and its backward, and return the costs; the model is left as it was.
+    """Run one batch, `loss(forward(inputs), targets)` and its backward, and return the costs.
 
-    `inputs` is the batch, which counts as memory. Timed runs happen inside the context manager `timed_in`, if given.
-
-    `inputs` is the batch, which counts as memory. Seconds are taken in `timed_in`, where that is given.
+    The model is left as it was. `batch` has the inputs and the targets; each run has a copy of them, which counts as
+    memory for as long as anything refers to it. Timed runs happen inside the context manager `timed_in`, if given.
     """
-    pilot = _Pilot(model, forward, loss, optimizer, inputs)
+    pilot = _Pilot(model, forward, loss, optimizer, batch)
     with _gradients_aside(model), pilot.weights_restored():
         began = time.perf_counter()
         with untouched(model):
@@ -118,7 +117,7 @@ def observe(
     nodes, costs = pilot.described(counted, timed, groups, preferred)
     late = pilot.looks_again or pilot.steps.repeated
     return Observation(
-        Observed(nodes, mixed, tuple(pilot.rewritten), late), costs, pilot.steps.state, bytes_of(inputs),
+        Observed(nodes, mixed, tuple(pilot.rewritten), late), costs, pilot.steps.state, bytes_of(batch),
         counted.changes_buffers, counted.draws,
     )  # fmt: skip
 
@@ -168,10 +167,19 @@ class _Span:
     """Most bytes alive at once, batch included, without the bytes that this node itself had saved by then."""
     unsaved: int = 0
     """Most bytes alive at once, batch included, without the bytes that any node had saved by then."""
+    forward_live: int = 0
+    """Most bytes alive at once in the forward, batch and saved tensors included, as far as user code holds them."""
+    backward_held: int = 0
+    """Most bytes alive at once in the backward, with the saved tensors that it has asked for and not yet released."""
     backward_peak: int = 0
     """Most bytes alive at once in the backward and its optimizer steps, without saved tensors."""
     stepless_peak: int = 0
     """Most bytes alive at once in the backward without its optimizer steps and without saved tensors."""
+
+
+def _copied(leaf: Any) -> Any:
+    """Return a copy of a tensor of the batch, and anything else as it is."""
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 @dataclass
@@ -193,18 +201,19 @@ class _Pilot:
     """Runs one batch through a model, and measures its nodes."""
 
     def __init__(
-        self, model: nn.Module, forward: Callable[[], Any], loss: Callable[[Any], torch.Tensor],
-        optimizer: PilotOptimizer, inputs: Any,
+        self, model: nn.Module, forward: Callable[[Any], Any], loss: Callable[[Any, Any], torch.Tensor],
+        optimizer: PilotOptimizer, batch: tuple[Any, Any],
     ) -> None:  # fmt: skip
         self.model = model
         self.forward = forward
         self.loss = loss
-        self.inputs = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+        self.batch = batch
         self.parameters = dict(model.named_parameters())
         named = [*self.parameters.items(), *model.named_buffers()]
         self.own = OwnTensors(named)
         self.steps = PilotSteps(model, optimizer)
         self._names = module_names(model)
+        self._own_names = {id(parameter): name for name, parameter in self.parameters.items()}
         self._before: dict[str, torch.Tensor] = {}
         """Copies of parameters that the forward changes in place, as `nn.Embedding(max_norm=...)` does, to restore
         them."""
@@ -216,18 +225,29 @@ class _Pilot:
         self._at = 0
         self._clock = 0.0
         self._in_backward = False
+        self._counting = False
         self._saved_live = 0
         """Bytes of saved tensors to which something besides autograd refers too."""
         self._saved_here = 0
         """Bytes of those tensors that the present node saved."""
-        self._copies: dict[int, tuple[weakref.ref[torch.UntypedStorage], torch.Tensor]] = {}
+        self._copies: dict[int, tuple[weakref.ref[torch.UntypedStorage], weakref.ref[torch.UntypedStorage]]] = {}
+        """Storages that autograd saved, and those of their copies, by the address of the former."""
+        self._held: set[int] = set()
+        """Addresses of the copies that the backward has asked for and not yet released."""
+        self._held_bytes = 0
 
     @contextmanager
     def weights_restored(self) -> Iterator[None]:
+        there = {name: parameter.data for name, parameter in self.parameters.items()}
         try:
             yield
         finally:
             with torch.no_grad():
+                for name, tensor in there.items():
+                    if self.parameters[name].data_ptr() != tensor.data_ptr():
+                        # User code has put another tensor in its place: `parameter.data = ...`.
+                        self.parameters[name].data = tensor
+                        self.rewritten[name] = None
                 for name, tensor in self._before.items():
                     self.parameters[name].copy_(tensor)
 
@@ -250,7 +270,9 @@ class _Pilot:
             span.stepless_peak = max(span.stepless_peak, live)
         if self._in_backward:
             span.backward_peak = max(span.backward_peak, live)
+            span.backward_held = max(span.backward_held, live + self._held_bytes)
         else:
+            span.forward_live = max(span.forward_live, live)
             span.forward_peak = max(span.forward_peak, live - self._saved_here)
             span.unsaved = max(span.unsaved, live - self._saved_live)
 
@@ -263,6 +285,9 @@ class _Pilot:
             return
         self._switch(len(self._run.spans))
         self._run.spans.append(_Span(name))
+        for parameter in module._parameters.values():
+            if id(parameter) in self._own_names:  # in training the call attaches it, even if no operation uses it
+                self._run.spans[-1].parameters[self._own_names[id(parameter)]] = None
 
     def _switch(self, to: int) -> None:
         """Add the time so far to the present node, and measure the node `to` from here on."""
@@ -281,16 +306,16 @@ class _Pilot:
         with _disable_current_modes():
             storage = tensor.untyped_storage()
             known = self._copies.get(storage._cdata)
-            if known is None or known[0]() is not storage:
-                copy = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
-                self._copies[storage._cdata] = (weakref.ref(storage), copy)
+            copy = known[1]() if known is not None and known[0]() is storage else None
+            if copy is None:
+                copy = torch.empty(0, dtype=torch.uint8).set_(storage).clone().untyped_storage()
+                self._copies[storage._cdata] = (weakref.ref(storage), weakref.ref(copy))
                 self._run.spans[self._at].saved += storage.nbytes()
                 self._saved_live += storage.nbytes()
                 self._saved_here += storage.nbytes()
                 weakref.finalize(storage, self._freed, self._at, storage.nbytes())
-            copy = self._copies[storage._cdata][1]
             kept = torch.empty(0, dtype=tensor.dtype).set_(
-                copy.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+                copy, tensor.storage_offset(), tensor.size(), tensor.stride()
             )
         return _Saved(self._at, kept)
 
@@ -303,25 +328,46 @@ class _Pilot:
     def _unpack(self, saved: _Saved) -> torch.Tensor:
         if self._in_backward and saved.span != self._at:
             self._switch(saved.span)
+        if self._counting and has_memory(saved.tensor) and not self.own.holds(saved.tensor):
+            self._hold(saved.tensor.untyped_storage())
         return saved.tensor
+
+    def _hold(self, copy: torch.UntypedStorage) -> None:
+        """Count a saved tensor that the backward has asked for, until autograd releases it."""
+        address = copy._cdata
+        if address not in self._held:
+            self._held.add(address)
+            self._held_bytes += copy.nbytes()
+            weakref.finalize(copy, self._released, self._held, address, copy.nbytes())
+
+    def _released(self, of_run: set[int], address: int, size: int) -> None:
+        if of_run is self._held:  # else it is of an earlier run
+            of_run.discard(address)
+            self._held_bytes -= size
 
     # A run
 
     def run(self, *, counting: bool) -> _Run:
         """Run the batch forward and backward; bytes are counted only if `counting`."""
-        self._run, self._at, self._in_backward = _Run([_Span("")]), 0, False
-        self._saved_live = self._saved_here = 0
+        self._run, self._at, self._in_backward, self._counting = _Run([_Span("")]), 0, False, counting
+        self._saved_live = self._saved_here = self._held_bytes = 0
         self._copies.clear()
+        self._held = set()
         buffers = {name: (buffer, buffer._version) for name, buffer in self.model.named_buffers()}
         streams = RandomState.capture()
-        watch = UseCounter(self.own, self.inputs, self.used, self.note_peak) if counting else None
+        inputs, targets = tree_map(_copied, self.batch)
+        there = [leaf for leaf in tree_leaves((inputs, targets)) if isinstance(leaf, torch.Tensor)]
+        watch = UseCounter(self.own, there, self.used, self.note_peak) if counting else None
+        del there
         hooks = [
             module.register_forward_pre_hook(self._begin_node, prepend=True) for module in node_modules(self.model)
         ]  # fmt: skip
         self._clock = work_seconds()
         try:
             with watch or nullcontext(), saved_tensors_hooks(self._packing(counting), self._unpack):
-                total = self.loss(self.forward())
+                total = self.loss(self.forward(inputs), targets)
+            del inputs, targets  # as in training
+            self.steps.take_early()
             self._run.draws = not streams.same_as(RandomState.capture())
             self._switch(self._at)
             self._backward(total, watch)
@@ -351,6 +397,7 @@ class _Pilot:
         span = self._run.spans[self._at]
         span.step_seconds += seconds
         span.backward_peak = max(span.backward_peak, peak)
+        span.backward_held = max(span.backward_held, peak + self._held_bytes)
         self._clock += seconds + apart
 
     # What came of it
@@ -395,6 +442,8 @@ class _Pilot:
             stepless_peak_bytes=buffers + max(0, max(s.stepless_peak for s in spans) - largest),
             boundary_bytes=0,
             unsaved_bytes=buffers + max(s.unsaved for s in spans),
+            forward_live_bytes=buffers + max(s.forward_live for s in spans),
+            backward_held_bytes=buffers + max(0, max(s.backward_held for s in spans) - largest),
             preferred=any(name == point or name.startswith(point + ".") for point in preferred),
             tied={n: sizes[n] for n in used if n not in own}, shared={n: sizes[n] for n in own if n in tied},
         )  # fmt: skip

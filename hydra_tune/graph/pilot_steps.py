@@ -72,6 +72,13 @@ class PilotSteps:
             for hook in hooks:
                 hook.remove()
 
+    def take_early(self) -> None:
+        """Discard gradients that a backward inside the loss has left: others will be added to them."""
+        early = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        self.repeated |= bool(early)
+        for parameter in early:
+            parameter.grad = None
+
     def prepared(self, parameter: nn.Parameter) -> torch.optim.Optimizer | None:
         """Return the optimizer of a copy of the parameter, with the state that its first step makes."""
         name = self._names[id(parameter)]

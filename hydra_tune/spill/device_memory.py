@@ -105,6 +105,12 @@ class DeviceMemory:
             self._reserved = size
             self._note_peak()
 
+    def in_use(self, files: SpillFiles, keys: Iterable[str]) -> int:
+        """Return the bytes of those of these blocks that are on the device and cannot be evicted now."""
+        with self._lock:
+            found = (self._blocks.get((id(files), key)) for key in keys)
+            return sum(block.size for block in found if block is not None and not block.can_go)
+
     def acquire(self, files: SpillFiles, key: str, due: float) -> torch.Tensor:
         """Return a block's content on the device, read if necessary; pinned until released."""
         with self._lock:

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from hydra_tune.core.errors import Infeasible
 from hydra_tune.core.trees import call_model, some_rows
 from hydra_tune.graph.capture import Captured, capture
-from hydra_tune.graph.costs import NodeCost, ShardCost, covering, judging
+from hydra_tune.graph.costs import NodeCost, ShardCost, at_least, covering, judging, shard_cost
 from hydra_tune.graph.observation_cache import keep_observation, load_observation
 from hydra_tune.graph.observe import Observation, Observed, observe
 from hydra_tune.graph.partition import partition
@@ -37,6 +38,8 @@ PILOT_ROWS = 3
 """Rows of the batch that a model is recorded with; a model may treat one or two rows as something else."""
 TRANSFER_SHARE = 0.1
 """Share of the budget kept free for the shard that is brought in while another one computes."""
+MARGIN = 0.03
+"""Share of a tight budget kept free for batches that take a little more than the measured one."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,24 @@ class Prospect:
         return self.captured
 
     def shards(self, budget: int) -> tuple[ShardCost, ...]:
-        """Return the fewest shards that fit a device of `budget` bytes; raise Infeasible if none do."""
-        cut = partition(
-            self.profile.nodes, budget, input_bytes=self.profile.input_bytes, transfer_fraction=TRANSFER_SHARE,
-            deferred=self.deferred,
-        )  # fmt: skip
-        return cut.shards
+        """Return the fewest shards that fit a device of `budget` bytes; raise Infeasible if none do.
+
+        Where the activations of a shard do not fit beside it, they are spilled in the middle of it, and no room is kept
+        free for the next shard.
+        """
+        nodes, inputs = self.profile.nodes, self.profile.input_bytes
+        try:
+            return partition(
+                nodes, budget, input_bytes=inputs, transfer_fraction=TRANSFER_SHARE, deferred=self.deferred
+            ).shards
+        except Infeasible:
+            least = tuple(map(at_least, nodes))
+            found = partition(
+                least, budget, input_bytes=inputs, transfer_fraction=MARGIN, deferred=self.deferred
+            ).shards
+            return tuple(
+                shard_cost(nodes, each.start, each.stop, deferred=self.deferred, input_bytes=inputs) for each in found
+            )
 
 
 def examine(training: Training, profiles: Path, rows: int | None = None, beside: int = 0) -> Prospect:
@@ -126,17 +141,17 @@ def observe_candidate(training: Training, profiles: Path, mixed: bool = False) -
 
 
 def _observed(candidate: Candidate, parts: OptimizerParts, batch: _Batch, mixed: bool) -> Observation:
-    def forward() -> Any:
+    def forward(inputs: Any) -> Any:
         if not mixed:
-            return call_model(candidate.model, batch.inputs)
+            return call_model(candidate.model, inputs)
         with torch.autocast("cpu", dtype=HALF):
-            return in_full(call_model(candidate.model, batch.inputs))
+            return in_full(call_model(candidate.model, inputs))
 
     others = [candidate.loss] if isinstance(candidate.loss, nn.Module) else []
     with contents_restored(candidate.model, *others):
         return observe(
-            candidate.model, forward, lambda outputs: candidate.loss(outputs, batch.targets), _pilot_optimizer(parts),
-            (batch.inputs, batch.targets), candidate.split_points, mixed=mixed,
+            candidate.model, forward, candidate.loss, _pilot_optimizer(parts), (batch.inputs, batch.targets),
+            candidate.split_points, mixed=mixed,
         )  # fmt: skip
 
 
@@ -146,6 +161,7 @@ def _with_gradient(node: NodeCost) -> NodeCost:
     return replace(
         node, backward_peak_bytes=node.backward_peak_bytes + more,
         stepless_peak_bytes=(node.stepless_peak_bytes or 0) + more,
+        backward_held_bytes=(node.backward_held_bytes or 0) + more,
     )  # fmt: skip
 
 

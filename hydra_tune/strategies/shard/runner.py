@@ -42,23 +42,25 @@ class Step:
     def hold(self, key: str) -> torch.Tensor:
         """Return a block's content, on the device until the step ends."""
         if key not in self.held:
-            self.held[key] = self._with_room(lambda: self._memory.acquire(self._files, key, due=0.0))
+            size = 0 if (stored := self._files.find(key)) is None else stored.size
+            self.held[key] = self._with_room(size, lambda: self._memory.acquire(self._files, key, due=0.0))
         return self.held[key]
 
     def make(self, key: str, size: int) -> torch.Tensor:
         """Make a new block of `size` bytes and return it."""
-        self.held[key] = self._with_room(lambda: self._memory.new(self._files, key, size))
+        self.held[key] = self._with_room(size, lambda: self._memory.new(self._files, key, size))
         self._changed.add(key)
         return self.held[key]
 
-    def _with_room(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Do work that needs device memory; if there is none, release blocks that can be fetched again, and retry."""
-        try:
-            return work()
-        except OutOfDeviceMemory:
-            if not self._runner.make_way():
-                raise
-            return work()
+    def _with_room(self, size: int, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Do work that needs `size` bytes of device memory; if there are none, look for others to give way."""
+        for give_way in (partial(self._runner.reserve_less, size), self._runner.make_way):
+            try:
+                return work()
+            except OutOfDeviceMemory:
+                if not give_way() and give_way is self._runner.make_way:
+                    raise
+        return work()
 
     def change(self, key: str) -> None:
         """Note that the step has changed this block."""
@@ -286,6 +288,24 @@ class ShardRunner:
             return int(self.scale * cost.backward_working_bytes) + largest
         return int(self.scale * cost.unsaved_bytes)
 
+    def reserve_less(self, size: int) -> bool:
+        """Reserve only what the shard can still take beside the activations in use and `size` bytes more.
+
+        A shard takes the most for itself at one moment, and holds the most activations at another. Returns False if
+        that is known to be no less.
+        """
+        if self.shard is None or not self.shard.cost.forward_live_bytes or self._kind == "step":
+            return False
+        cost, backward = self.shard.cost, self._kind == "backward"
+        most = int(self.scale * (cost.backward_held_bytes if backward else cost.forward_live_bytes))
+        most += self._largest(self.shard) if backward and not self.plan.deferred else 0
+        beside = self.memory.in_use(self.files, self.saved.keys())
+        wanted = max(0, most - beside - size)
+        if wanted >= self._reserve(self._kind, self.shard):
+            return False
+        self.memory.reserve(wanted)
+        return True
+
     def _largest(self, shard: Shard) -> int:
         return max((entry.size for bundle in shard.bundles for entry in bundle.weights.fields), default=0)
 
@@ -311,7 +331,13 @@ class ShardRunner:
     def _pack(self, tensor: torch.Tensor) -> Any:
         assert self.shard is not None
         self._sweep()
-        return self.saved.pack(tensor, self.shard.index, self.due(f"a/{self.shard.index}", 0))
+        due = self.due(f"a/{self.shard.index}", 0)
+        try:
+            return self.saved.pack(tensor, self.shard.index, due)
+        except OutOfDeviceMemory:
+            if not self.reserve_less(tensor.untyped_storage().nbytes()):
+                raise
+            return self.saved.pack(tensor, self.shard.index, due)
 
     def _unpack(self, saved: Any) -> torch.Tensor:
         if not isinstance(saved, Handle):

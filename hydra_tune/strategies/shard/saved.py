@@ -127,6 +127,10 @@ class SavedTensors:
         if address in self._known and self._known[address][1] == key:
             del self._known[address]  # the storage may be saved again
 
+    def keys(self) -> list[str]:
+        """Return the keys of the activations' blocks that are still needed."""
+        return list(self._shard_of)
+
     def wants(self, key: str, start: int, stop: int) -> bool:
         """True if autograd still refers to what lies in these bytes of a block."""
         return any(

@@ -60,8 +60,10 @@ def _check_memory(model: nn.Module) -> None:
         for name, value in (*vars(module).items(), *module._buffers.items())
         if isinstance(value, torch.Tensor) and id(value) not in names
     ]
+    earlier: set[str] = set()
     for name, tensor in [*model.named_parameters(), *attributes]:
-        shared = [other for other in own.names(tensor) if other != name] if has_memory(tensor) else []
+        shared = [other for other in own.names(tensor) if other in earlier] if has_memory(tensor) else []
+        earlier.add(name)
         if shared:
             raise CandidateError(
                 f"{name!r} has the memory of parameter {shared[0]!r}, which shards would take apart",

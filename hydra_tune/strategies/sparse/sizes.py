@@ -170,7 +170,8 @@ def _with_steps(cost: NodeCost, used: Mapping[str, Layer], waits: bool) -> NodeC
     step = max(STEP_TENSORS * layer.survivors * max(4, layer.dtype.itemsize) for layer in used.values())
     dense = cost.largest_parameter_bytes if waits else 0
     backward = cost.backward_peak_bytes if cost.stepless_peak_bytes is None else cost.stepless_peak_bytes
-    return replace(cost, backward_peak_bytes=backward + dense + step)
+    held = None if cost.backward_held_bytes is None else cost.backward_held_bytes + dense + step
+    return replace(cost, backward_peak_bytes=backward + dense + step, backward_held_bytes=held)
 
 
 def _survivors_state(

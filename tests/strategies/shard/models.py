@@ -20,7 +20,7 @@ from hydra_tune.spill.device_memory import DeviceMemory
 from hydra_tune.spill.store import SpillFiles
 from hydra_tune.strategies.shard.exchange import put_together, take_apart
 from hydra_tune.strategies.shard.kit import Kit
-from hydra_tune.strategies.shard.prepare import TRANSFER_SHARE, Prospect, make_kit, observe_candidate
+from hydra_tune.strategies.shard.prepare import MARGIN, Prospect, make_kit, observe_candidate
 from hydra_tune.strategies.shard.skeleton import empty_parameters
 from hydra_tune.strategies.shard.trial import ShardedTrial
 from hydra_tune.training.loop import Training
@@ -320,11 +320,11 @@ def in_shards(
 
 
 def budget_of(prospect: Prospect, share: float) -> int:
-    """The smallest budget of whole bytes with which the model can be cut, and so much of the way to all of it."""
+    """The smallest budget in bytes with which the model can be cut, and so much of the way to all of it."""
     try:
         prospect.shards(1)
     except Infeasible as error:
-        least = int(error.needed_bytes / (1 - TRANSFER_SHARE)) + 1
+        least = int(error.needed_bytes / (1 - MARGIN)) + 1
     most = least
     while len(prospect.shards(most)) > 1:
         most = int(most * 1.5)

@@ -119,10 +119,12 @@ def equal_in_shards(
     share: float = 0.0,
     recompute: frozenset[int] | None = None,
     but: str = "",
+    rebuilt: bool = False,
 ) -> int:
     """Train both ways and compare everything but that; returns the number of shards."""
     expected = finish(start(build())).state()
     with in_shards(start(build()), share, folder, recompute) as sharded:
+        sharded.rebuild = build if rebuilt else None
         finish_in_shards(sharded, seconds=0.0)
         assert_same(sharded.state() | {but: None}, expected | {but: None})
         return len(sharded.kit.plan.shards)

@@ -148,7 +148,7 @@ def test_a_hard_model_equals_the_plain_loop(name: str, tmp_path: Path) -> None:
         made = {key: value() for key, value in fields.items()}
         return candidate(model=model().double(), optimizer=partial(torch.optim.AdamW, lr=0.01), **made)
 
-    assert equal_in_shards(build, tmp_path) > 1
+    assert equal_in_shards(build, tmp_path, rebuilt=name == "small parameters") > 1
 
 
 def transposed() -> nn.Module:
