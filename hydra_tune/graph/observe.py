@@ -9,10 +9,9 @@ forward and backward. Nothing is traced: any Python may run between the modules.
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from hydra_tune.core.tensor_memory import has_memory
 from hydra_tune.graph.capture import untouched
 from hydra_tune.graph.costs import NodeCost
 from hydra_tune.graph.own_tensors import OwnTensors, UseCounter
+from hydra_tune.graph.pilot_run import Run, Saved, SavedCopies, Span
 from hydra_tune.graph.pilot_steps import PilotOptimizer, PilotSteps, StateLayout, bytes_of, state_bytes
 
 MOST_NODES = 1000
@@ -122,9 +122,9 @@ def observe(
     )  # fmt: skip
 
 
-def _timed(pilot: _Pilot, counted: _Run) -> _Run:
+def _timed(pilot: _Pilot, counted: Run) -> Run:
     """Return the quickest timed run that called the same modules as `counted`; `counted` itself if none did."""
-    runs: list[_Run] = []
+    runs: list[Run] = []
     began = time.perf_counter()
     while len(runs) < TIMED_RUNS and (not runs or time.perf_counter() - began < TIMED_SECONDS):
         with untouched(pilot.model):
@@ -152,49 +152,9 @@ def _gradients_aside(model: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
 
 
-@dataclass
-class _Span:
-    """Measurements of one node in one run."""
-
-    name: str
-    parameters: dict[str, None] = field(default_factory=dict)
-    forward_seconds: float = 0.0
-    backward_seconds: float = 0.0
-    step_seconds: float = 0.0
-    saved: int = 0
-    """Bytes of the tensors that autograd saved first in this node."""
-    forward_peak: int = 0
-    """Most bytes alive at once, batch included, without the bytes that this node itself had saved by then."""
-    unsaved: int = 0
-    """Most bytes alive at once, batch included, without the bytes that any node had saved by then."""
-    forward_live: int = 0
-    """Most bytes alive at once in the forward, batch and saved tensors included, as far as user code holds them."""
-    backward_held: int = 0
-    """Most bytes alive at once in the backward, with the saved tensors that it has asked for and not yet released."""
-    backward_peak: int = 0
-    """Most bytes alive at once in the backward and its optimizer steps, without saved tensors."""
-    stepless_peak: int = 0
-    """Most bytes alive at once in the backward without its optimizer steps and without saved tensors."""
-
-
 def _copied(leaf: Any) -> Any:
     """Return a copy of a tensor of the batch, and anything else as it is."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
-
-
-@dataclass
-class _Run:
-    spans: list[_Span]
-    changes_buffers: bool = False
-    draws: bool = False
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """A copy of a tensor that autograd saved, and the index of the node that saved it."""
-
-    span: int
-    tensor: torch.Tensor
 
 
 class _Pilot:
@@ -221,20 +181,12 @@ class _Pilot:
         """Parameters that the forward changes."""
         self.looks_again = any(m._backward_hooks or m._backward_pre_hooks for m in model.modules())
         """True if the backward may look at parameters whose gradients are complete: it runs modules or their hooks."""
-        self._run = _Run([])
+        self._run = Run([])
         self._at = 0
         self._clock = 0.0
         self._in_backward = False
         self._counting = False
-        self._saved_live = 0
-        """Bytes of saved tensors to which something besides autograd refers too."""
-        self._saved_here = 0
-        """Bytes of those tensors that the present node saved."""
-        self._copies: dict[int, tuple[weakref.ref[torch.UntypedStorage], weakref.ref[torch.UntypedStorage]]] = {}
-        """Storages that autograd saved, and those of their copies, by the address of the former."""
-        self._held: set[int] = set()
-        """Addresses of the copies that the backward has asked for and not yet released."""
-        self._held_bytes = 0
+        self._saved = SavedCopies()
 
     @contextmanager
     def weights_restored(self) -> Iterator[None]:
@@ -270,11 +222,11 @@ class _Pilot:
             span.stepless_peak = max(span.stepless_peak, live)
         if self._in_backward:
             span.backward_peak = max(span.backward_peak, live)
-            span.backward_held = max(span.backward_held, live + self._held_bytes)
+            span.backward_held = max(span.backward_held, live + self._saved.held)
         else:
             span.forward_live = max(span.forward_live, live)
-            span.forward_peak = max(span.forward_peak, live - self._saved_here)
-            span.unsaved = max(span.unsaved, live - self._saved_live)
+            span.forward_peak = max(span.forward_peak, live - self._saved.live_here)
+            span.unsaved = max(span.unsaved, live - self._saved.live)
 
     def _begin_node(self, module: nn.Module, _arguments: Any) -> None:
         name = self._names.get(id(module))
@@ -284,7 +236,7 @@ class _Pilot:
             self.looks_again = True  # the model computes some of its forward again
             return
         self._switch(len(self._run.spans))
-        self._run.spans.append(_Span(name))
+        self._run.spans.append(Span(name))
         for parameter in module._parameters.values():
             if id(parameter) in self._own_names:  # in training the call attaches it, even if no operation uses it
                 self._run.spans[-1].parameters[self._own_names[id(parameter)]] = None
@@ -296,63 +248,31 @@ class _Pilot:
             span.backward_seconds += now - self._clock
         else:
             span.forward_seconds += now - self._clock
-            self._saved_here = 0
+            self._saved.live_here = 0
         self._at, self._clock = to, now
+        self._saved.at = to
 
-    def _pack(self, tensor: torch.Tensor) -> Any:
+    def _pack(self, tensor: torch.Tensor) -> Saved:
         """Save a copy for autograd, so that the tensor itself lives only as long as something else refers to it."""
         if not has_memory(tensor) or self.own.holds(tensor):
-            return _Saved(self._at, tensor)
-        with _disable_current_modes():
-            storage = tensor.untyped_storage()
-            known = self._copies.get(storage._cdata)
-            copy = known[1]() if known is not None and known[0]() is storage else None
-            if copy is None:
-                copy = torch.empty(0, dtype=torch.uint8).set_(storage).clone().untyped_storage()
-                self._copies[storage._cdata] = (weakref.ref(storage), weakref.ref(copy))
-                self._run.spans[self._at].saved += storage.nbytes()
-                self._saved_live += storage.nbytes()
-                self._saved_here += storage.nbytes()
-                weakref.finalize(storage, self._freed, self._at, storage.nbytes())
-            kept = torch.empty(0, dtype=tensor.dtype).set_(
-                copy, tensor.storage_offset(), tensor.size(), tensor.stride()
-            )
-        return _Saved(self._at, kept)
+            return Saved(self._at, tensor)
+        saved, size = self._saved.save(tensor, self._at)
+        self._run.spans[self._at].saved += size
+        return saved
 
-    def _freed(self, span: int, size: int) -> None:
-        """Stop counting a saved tensor: nothing but autograd refers to it any longer."""
-        self._saved_live -= size
-        if span == self._at:
-            self._saved_here -= size
-
-    def _unpack(self, saved: _Saved) -> torch.Tensor:
+    def _unpack(self, saved: Saved) -> torch.Tensor:
         if self._in_backward and saved.span != self._at:
             self._switch(saved.span)
         if self._counting and has_memory(saved.tensor) and not self.own.holds(saved.tensor):
-            self._hold(saved.tensor.untyped_storage())
+            self._saved.hold(saved)
         return saved.tensor
-
-    def _hold(self, copy: torch.UntypedStorage) -> None:
-        """Count a saved tensor that the backward has asked for, until autograd releases it."""
-        address = copy._cdata
-        if address not in self._held:
-            self._held.add(address)
-            self._held_bytes += copy.nbytes()
-            weakref.finalize(copy, self._released, self._held, address, copy.nbytes())
-
-    def _released(self, of_run: set[int], address: int, size: int) -> None:
-        if of_run is self._held:  # else it is of an earlier run
-            of_run.discard(address)
-            self._held_bytes -= size
 
     # A run
 
-    def run(self, *, counting: bool) -> _Run:
+    def run(self, *, counting: bool) -> Run:
         """Run the batch forward and backward; bytes are counted only if `counting`."""
-        self._run, self._at, self._in_backward, self._counting = _Run([_Span("")]), 0, False, counting
-        self._saved_live = self._saved_here = self._held_bytes = 0
-        self._copies.clear()
-        self._held = set()
+        self._run, self._at, self._in_backward, self._counting = Run([Span("")]), 0, False, counting
+        self._saved = SavedCopies()
         buffers = {name: (buffer, buffer._version) for name, buffer in self.model.named_buffers()}
         streams = RandomState.capture()
         inputs, targets = tree_map(_copied, self.batch)
@@ -382,7 +302,7 @@ class _Pilot:
         return self._run
 
     def _packing(self, counting: bool) -> Callable[[torch.Tensor], Any]:
-        return self._pack if counting else lambda tensor: _Saved(self._at, tensor.detach())
+        return self._pack if counting else lambda tensor: Saved(self._at, tensor.detach())
 
     def _backward(self, total: torch.Tensor, watch: UseCounter | None) -> None:
         self._in_backward = True
@@ -397,13 +317,13 @@ class _Pilot:
         span = self._run.spans[self._at]
         span.step_seconds += seconds
         span.backward_peak = max(span.backward_peak, peak)
-        span.backward_held = max(span.backward_held, peak + self._held_bytes)
+        span.backward_held = max(span.backward_held, peak + self._saved.held)
         self._clock += seconds + apart
 
     # What came of it
 
     def described(
-        self, counted: _Run, timed: _Run, groups: Sequence[range], preferred: Sequence[str]
+        self, counted: Run, timed: Run, groups: Sequence[range], preferred: Sequence[str]
     ) -> tuple[tuple[ObservedNode, ...], tuple[NodeCost, ...]]:
         """Return the nodes and their costs, with bytes from the counted run and seconds from the timed one."""
         sizes = {name: aligned(p.numel() * p.element_size()) for name, p in self.parameters.items()}
@@ -425,7 +345,7 @@ class _Pilot:
         return tuple(nodes), tuple(costs)
 
     def _cost(
-        self, spans: Sequence[_Span], clocks: Sequence[_Span], used: Sequence[str], own: Sequence[str],
+        self, spans: Sequence[Span], clocks: Sequence[Span], used: Sequence[str], own: Sequence[str],
         tied: set[str], sizes: Mapping[str, int], buffers: int, preferred: Sequence[str],
     ) -> NodeCost:  # fmt: skip
         largest = max((sizes[name] for name in used), default=0)

@@ -1,12 +1,16 @@
-"""Undoes what a pilot batch does to the contents of attributes: tensors changed in place, lists appended to."""
+"""Undoes what a pilot batch does to the contents of attributes: tensors changed in place, lists appended to, random
+generators drawn from."""
 
 from __future__ import annotations
 
+import copy
+import random
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -29,6 +33,12 @@ def contents_restored(*models: nn.Module) -> Iterator[None]:
                     kept.append((value, value.detach().clone()))
                 elif type(value) in CONTAINERS:
                     kept.append((value, value.copy()))
+                elif isinstance(value, torch.Generator):
+                    kept.append((value, value.get_state()))
+                elif isinstance(value, random.Random):
+                    kept.append((value, value.getstate()))
+                elif isinstance(value, np.random.Generator):
+                    kept.append((value, copy.deepcopy(value.bit_generator.state)))
                 seen.add(id(value))
     try:
         yield
@@ -42,6 +52,15 @@ def _restore(value: Any, before: Any) -> None:
         if value.shape == before.shape and not torch.equal(value, before):
             with torch.no_grad():
                 value.copy_(before)
+        return
+    if isinstance(value, torch.Generator):
+        value.set_state(before)
+        return
+    if isinstance(value, random.Random):
+        value.setstate(before)
+        return
+    if isinstance(value, np.random.Generator):
+        value.bit_generator.state = before
         return
     value.clear()
     if isinstance(value, dict | set):

@@ -187,6 +187,10 @@ class Training:
         """Continue with other random streams than the seed's."""
         self._random = random
 
+    def begin_streams(self) -> None:
+        """Set this process's random generators to where the trial's next batch draws from."""
+        self._random.restore(self.device)
+
     def is_measured(self) -> None:
         """Skip memory counting: the peak is known from another training of this size."""
         self._measured = MEASURED_STEPS

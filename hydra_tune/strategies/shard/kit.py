@@ -15,6 +15,7 @@ import cloudpickle
 from hydra_tune.core.errors import CandidateError
 from hydra_tune.engine.transfer import unpack
 from hydra_tune.engine.worker import WorkerContext
+from hydra_tune.strategies.shard.first_batch import FirstBatch
 from hydra_tune.strategies.shard.optimizers import OptimizerParts
 from hydra_tune.strategies.shard.plan import Plan
 from hydra_tune.strategies.shard.skeleton import empty_parameters
@@ -37,6 +38,8 @@ class Kit:
     """True if operations compute in 16 bits where that does no harm."""
     between_steps: bool = False
     """True if training pauses between steps only, because waiting gradients have no place in a checkpoint."""
+    first: FirstBatch | None = None
+    """Loss and gradients of the first batch as the whole model gives them; None if it has not run it."""
 
     @property
     def candidate(self) -> Candidate:
@@ -62,6 +65,7 @@ class _Packed:
     parts: OptimizerParts
     mixed: bool
     between_steps: bool
+    first: FirstBatch | None
 
 
 def packed_kit(context: WorkerContext, kit: Kit) -> bytes:
@@ -75,7 +79,7 @@ def packed_kit(context: WorkerContext, kit: Kit) -> bytes:
         logger.info("devices build the candidate again: %s", error)
         parcel = None
     found: bytes = cloudpickle.dumps(
-        _Packed(parcel, prepared.origin, kit.seed, kit.plan, kit.parts, kit.mixed, kit.between_steps)
+        _Packed(parcel, prepared.origin, kit.seed, kit.plan, kit.parts, kit.mixed, kit.between_steps, kit.first)
     )
     return found
 
@@ -84,7 +88,7 @@ def unpacked_kit(context: WorkerContext, data: bytes) -> Kit:
     """Unpack a kit in the worker that trains; its model is empty."""
     packed: _Packed = pickle.loads(data)
     prepared = _candidate(context, packed)
-    return Kit(prepared, packed.seed, packed.plan, packed.parts, packed.mixed, packed.between_steps)
+    return Kit(prepared, packed.seed, packed.plan, packed.parts, packed.mixed, packed.between_steps, packed.first)
 
 
 def _candidate(context: WorkerContext, packed: _Packed) -> Prepared:

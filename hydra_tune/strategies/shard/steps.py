@@ -18,7 +18,8 @@ from hydra_tune.graph.program import HALF
 from hydra_tune.strategies.shard.logbook import as_scalar, plain_scalar
 from hydra_tune.strategies.shard.optimizers import OptimizerParts, Options
 from hydra_tune.strategies.shard.plan import Bundle, index_of, master_of
-from hydra_tune.strategies.shard.runner import ShardRunner, Step
+from hydra_tune.strategies.shard.runner import ShardRunner
+from hydra_tune.strategies.shard.step import Step
 
 
 @dataclass

@@ -91,6 +91,8 @@ class InShards(InTraining):
     home: int | None = None
     """Id of the worker that has trained past the last commit; None if there is none."""
     recovery: Recovery = field(default_factory=Recovery)
+    _noted: bool = False
+    """True once the comparison of the first batch is noted."""
 
     @classmethod
     async def cut_for(cls, run: TrialRun, double_buffering: bool) -> InShards:
@@ -115,6 +117,9 @@ class InShards(InTraining):
 
     async def train(self, remaining: float | None) -> Progress:
         progress: Progress = (await self._unit("train", units.train_slice, SLICE_SECONDS, remaining=remaining)).value
+        if self.cut.comparison and not self._noted:
+            self._noted = True
+            self.run.note("check", self.cut.comparison)
         return progress
 
     async def end_epoch(self, remaining: float | None) -> dict[str, float]:

@@ -25,12 +25,14 @@ from hydra_tune.spill.device_memory import DeviceMemory
 from hydra_tune.spill.store import SpillFiles
 from hydra_tune.strategies.shard.buffers import Buffers
 from hydra_tune.strategies.shard.cut import At
+from hydra_tune.strategies.shard.first_batch import Comparison
 from hydra_tune.strategies.shard.kit import Kit
 from hydra_tune.strategies.shard.logbook import Logbook
 from hydra_tune.strategies.shard.module_state import ModuleState
 from hydra_tune.strategies.shard.optimizers import Schedule
 from hydra_tune.strategies.shard.plan import Bundle, Shard
-from hydra_tune.strategies.shard.runner import ShardRunner, Step
+from hydra_tune.strategies.shard.runner import ShardRunner
+from hydra_tune.strategies.shard.step import Step
 from hydra_tune.strategies.shard.steps import Steps
 from hydra_tune.training.batches import Batches
 from hydra_tune.training.progress import Diverged, Progress
@@ -75,6 +77,8 @@ class ShardedTrial:
         self._began = (time.time(), time.perf_counter(), 0, 0)
         """Time at which the present shard was entered (clock and counter), and the bytes read and written by then."""
         self._clipping = False
+        self._comparison: Comparison | None = None
+        """Set while the first batch is trained, if it can be compared with the whole model's."""
         self.take_up()
 
     def take_up(self) -> None:
@@ -150,6 +154,8 @@ class ShardedTrial:
     def _train_batch(self) -> None:
         inputs, targets = self._fetch(self.batches, self.logbook.epoch, self.logbook.batch)
         self._mark()
+        if self.kit.first is not None and (self.logbook.epoch, self.logbook.batch) == (0, 0):
+            self._comparison = Comparison(self.kit.first)
         stepping = self._step_is_due()
         self._clipping = stepping and self.candidate.clip_grad_norm is not None
         with self.runner.running("forward"):
@@ -157,6 +163,9 @@ class ShardedTrial:
         del inputs, targets
         self.runner.backward(total)
         del total
+        if self._comparison is not None:
+            self._comparison.check({name: p.dtype for name, p in self._parameters.items()})
+            self._comparison = None
         if not self.kit.plan.deferred:
             self._step_the_rest()
         elif stepping:
@@ -192,6 +201,8 @@ class ShardedTrial:
         value = float(total.detach())
         if not math.isfinite(value):
             raise Diverged("the training loss", value, self.logbook.steps)
+        if self._comparison is not None:
+            self._comparison.loss = value
         rows = self.batches.rows_at(self.logbook.batch)
         self.logbook.loss_sum += value * rows
         self.logbook.loss_rows += rows
@@ -206,6 +217,8 @@ class ShardedTrial:
             raise CandidateError(
                 f"parameter {name!r} was frozen when the trial began, and is trained now", "use strategy whole"
             )
+        if self._comparison is not None and parameter.grad is not None:
+            self._comparison.add_gradient(name, parameter.grad)
         trained = name in self.kit.parts.group_of
         if not trained and self.candidate.clip_grad_norm is None:
             parameter.grad = None  # nobody will ever look at it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from hydra_tune.spill.store import SpillFiles
 from hydra_tune.strategies.epochs import Saved
 from hydra_tune.strategies.shard.cut import At, Cut, Done, Spilled
 from hydra_tune.strategies.shard.exchange import kept_weights, present_weights, put_together, take_apart
+from hydra_tune.strategies.shard.first_batch import NOT_COMPARED, SAME, FirstBatch, first_batch
 from hydra_tune.strategies.shard.forms import Form
 from hydra_tune.strategies.shard.kit import Kit, packed_kit, unpacked_kit
 from hydra_tune.strategies.shard.logbook import Logbook
@@ -125,18 +126,22 @@ def cut(
     training = Training(prepared.candidate, prepared.train, prepared.valid, seed, torch.device("cpu"))
     loaded = restore(training, checkpoints)
     prospect = observe_candidate(training, profiles)
-    return cut_up(context, attempt, number, prospect, prepared, training.state(), seed, budget, Form(), loaded.notes)
+    first, why_not = first_batch(training, prospect.profile.nodes, prospect.observed.rewritten)
+    made = cut_up(
+        context, attempt, number, prospect, prepared, training.state(), seed, budget, Form(), loaded.notes, first=first
+    )
+    return replace(made, comparison=f"{NOT_COMPARED}: {why_not}" if why_not else SAME)
 
 
 def cut_up(
     context: WorkerContext, attempt: str, number: int, prospect: Prospect, prepared: Prepared, state: dict[str, Any],
-    seed: int, budget: int, form: Form, notes: tuple[str, ...], suffix: str = "",
+    seed: int, budget: int, form: Form, notes: tuple[str, ...], suffix: str = "", first: FirstBatch | None = None,
 ) -> Cut:  # fmt: skip
     """Write a candidate's state to the spill store, in shards; the model here is a skeleton from now on."""
     model = prepared.candidate.model
     costs = _shards(prospect, budget)
     tensors = named_tensors(model)
-    kit = make_kit(prospect, costs, prepared, seed, tensors, between_steps=form.between_steps)
+    kit = replace(make_kit(prospect, costs, prepared, seed, tensors, between_steps=form.between_steps), first=first)
     _remove_earlier(context, number)
     files = SpillFiles(_places(context), f"trial-{number}-{attempt}{suffix}")
     take_apart(state, kit.plan, kit.parts, files)
@@ -152,9 +157,10 @@ def cut_again(context: WorkerContext, attempt: str, at: At | None, failure: str)
     held.measure(at)
     costs, state = held.smaller_shards(failure), held.state()
     prepared = held.kit.prepared
-    held.kit = make_kit(
+    made = make_kit(
         held.prospect, costs, prepared, held.kit.seed, held.shapes, between_steps=held.form.between_steps
     )  # fmt: skip
+    held.kit = replace(made, first=held.kit.first)
     before = Logbook.from_json(held.files.notes)
     take_apart(
         state, held.kit.plan, held.kit.parts, held.files, commits=before.commits + 1, attributes=before.attributes
