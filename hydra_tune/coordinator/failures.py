@@ -10,6 +10,9 @@ from hydra_tune.core.states import Outcome, Status
 SAME_FAILURES = 5
 """Trials that fail with the same error, with no other outcome before, after which the search gives up."""
 
+SHOWN_REASONS = 3
+"""Most different reasons in one message."""
+
 
 class Failures:
     """The trials that failed in one run of a search."""
@@ -18,14 +21,14 @@ class Failures:
         self.outcomes: list[Outcome] = []
         self.gave_up = False
         """True once the search is given up: the mistake is in the search, not in its trials."""
-        self._others = 0
-        """Number of trials that ended in this run other than by failing."""
+        self._others: list[Outcome] = []
+        """Trials that ended in this run other than by failing."""
         self._show = show
 
     def note(self, outcome: Outcome) -> None:
         """Count a trial's end; give up if every trial fails in the same way."""
         if outcome.status not in (Status.FAILED, Status.LOST, Status.HUNG):
-            self._others += 1
+            self._others.append(outcome)
             return
         if not self.outcomes and outcome.traceback:
             self._show(outcome.traceback.rstrip())
@@ -38,9 +41,15 @@ class Failures:
     def why_nothing_completed(self) -> str:
         """Return one line for a search that completed nothing."""
         if not self.outcomes:
-            return "all trials were pruned, diverged or ran out of memory or time; `trials` shows each one's reason"
+            return self._why_others() or "all trials were pruned or ran out of time; `trials` shows each one"
         times = f"the first {len(self.outcomes)} trials failed alike" if self.gave_up else "the first failure"
         return f"{times}: {self.outcomes[0].error}"
+
+    def _why_others(self) -> str:
+        """Return the first reasons for which trials ended without failing, each once."""
+        reasons = {_alike(outcome): outcome for outcome in reversed(self._others) if outcome.error}
+        first = list(reasons.values())[::-1][:SHOWN_REASONS]
+        return "; ".join(f"{outcome.status.value} ({outcome.error})" for outcome in first)
 
 
 def _alike(outcome: Outcome) -> tuple[Status, str]:

@@ -112,7 +112,9 @@ def run_search(
         raise KeyboardInterrupt(f"the search was interrupted; nothing is lost. Go on with {again}")
     if not result.completed:
         because = whole_search.failures.why_nothing_completed()
-        raise SearchFailed(f"no trial of study {settings.study!r} completed", because)
+        failed = SearchFailed(f"no trial of study {settings.study!r} completed", because)
+        failed.result = result
+        raise failed
     return result
 
 

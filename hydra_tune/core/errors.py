@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class HydraTuneError(Exception):
@@ -78,6 +79,10 @@ class NoRoom(HydraTuneError):
 
 class SearchFailed(HydraTuneError):
     """The search ended without a completed trial."""
+
+    result: Any = None
+    """The `SearchResult`, whose `trials` have each trial's state and error; None if the search ended before it had one.
+    """
 
 
 class WorkerLost(HydraTuneError):

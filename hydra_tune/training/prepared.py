@@ -6,6 +6,7 @@ Only workers whose build returned a candidate import this module: an ordinary ob
 from __future__ import annotations
 
 import functools
+import hashlib
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import TensorDataset
 
 from hydra_tune.core.errors import CandidateError, quoted
+from hydra_tune.core.tensor_memory import has_memory
 from hydra_tune.core.trees import call_model
 from hydra_tune.engine.transfer import TensorFiles, pack, unpack
 from hydra_tune.engine.worker import WorkerContext
@@ -25,6 +27,9 @@ from hydra_tune.training.batches import Batches
 from hydra_tune.training.builds import Blueprint
 from hydra_tune.training.candidate import Candidate, Dataset, Pinned, is_dataset
 from hydra_tune.training.remote_trial import TrialInfo
+
+FINGERPRINT_NUMBERS = 4096
+"""Numbers of each parameter that go into a fingerprint, about."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,18 @@ def _initialise_lazy_modules(candidate: Candidate, train: Dataset) -> None:
         call_model(candidate.model, inputs)
     for module, mode in modes.items():
         module.training = mode
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Return a digest of a sample of a model's weights, to tell whether a second build has made the same ones."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        if has_memory(parameter):
+            flat = parameter.detach().reshape(-1)
+            sample = flat[:: max(1, flat.numel() // FINGERPRINT_NUMBERS)].clone()
+            digest.update(sample.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def lost_in_copies(model: nn.Module) -> str:

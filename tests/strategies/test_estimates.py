@@ -47,39 +47,32 @@ def test_what_does_not_fit_is_refused_with_the_budget_that_would_do() -> None:
 
 def test_shards_that_all_fit_move_nothing() -> None:
     roomy = Pool(devices=2, memory=10**9, host_bytes=2**30)
-    found = shards.from_costs([shard()] * 4, [], EPOCH, roomy, RATES, fetch_seconds=0.0)
+    found = shards.from_costs([shard()] * 4, EPOCH, roomy, RATES, fetch_seconds=0.0)
     assert found.moved_bytes <= EPOCH.valid_batches * 4 * 5 * MIB  # the weights, once for each validation batch
     assert found.batch_seconds == pytest.approx(4 * 0.4, rel=0.01)
 
 
 def test_shards_that_do_not_fit_pay_for_what_they_move() -> None:
     costs = [shard()] * 8
-    read, written = shards.traffic(costs, [], POOL.memory)
+    read, written = shards.traffic(costs, POOL.memory)
     state = 8 * 15 * MIB
     assert state - POOL.memory <= written <= state + 8 * 2 * MIB
     assert written <= read <= 8 * (5 + 15 + 2) * MIB
-    found = shards.from_costs(costs, [], EPOCH, POOL, RATES, fetch_seconds=0.0)
+    found = shards.from_costs(costs, EPOCH, POOL, RATES, fetch_seconds=0.0)
     assert found.batch_seconds == pytest.approx(8 * 0.4 + (read + written) / 1e9, rel=0.01)
     assert found.parts == 8
     assert found.device_bytes == POOL.memory
     hidden = Pool(devices=2, memory=40 * MIB, host_bytes=2**30, spare_cores=2)
-    assert shards.from_costs(costs, [], EPOCH, hidden, RATES, fetch_seconds=0.0).seconds < found.seconds
+    assert shards.from_costs(costs, EPOCH, hidden, RATES, fetch_seconds=0.0).seconds < found.seconds
 
 
 def test_what_the_host_has_no_memory_for_goes_to_disk_and_is_slower() -> None:
     costs = [shard()] * 8
-    roomy = shards.from_costs(costs, [], EPOCH, POOL, RATES, fetch_seconds=0.0)
+    roomy = shards.from_costs(costs, EPOCH, POOL, RATES, fetch_seconds=0.0)
     tight = Pool(devices=2, memory=40 * MIB, host_bytes=100 * MIB, disk_bytes=2**30)
-    found = shards.from_costs(costs, [], EPOCH, tight, RATES, fetch_seconds=0.0)
+    found = shards.from_costs(costs, EPOCH, tight, RATES, fetch_seconds=0.0)
     assert roomy.disk_bytes == 0 < found.disk_bytes
     assert found.seconds > roomy.seconds
-
-
-def test_recomputing_costs_a_forward() -> None:
-    roomy = Pool(devices=2, memory=10**9, host_bytes=2**30)
-    plain = shards.from_costs([shard()] * 4, [], EPOCH, roomy, RATES, fetch_seconds=0.0)
-    again = shards.from_costs([shard()] * 4, [0, 1], EPOCH, roomy, RATES, fetch_seconds=0.0)
-    assert again.batch_seconds - plain.batch_seconds == pytest.approx(0.2)
 
 
 def test_a_pipeline_takes_its_step_and_sends_its_boundaries_twice() -> None:

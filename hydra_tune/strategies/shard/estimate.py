@@ -27,11 +27,11 @@ def estimate(look: Look, pool: Pool) -> Estimate:
     pace = 1.0
     if look.rehearsal is not None and nodes:
         pace = min(1.0, max(0.1, (look.rehearsal.batch_seconds - look.fetch_seconds) / nodes))
-    return from_costs(costs, (), look.epoch, pool, look.rates, fetch_seconds=look.fetch_seconds, pace=pace)
+    return from_costs(costs, look.epoch, pool, look.rates, fetch_seconds=look.fetch_seconds, pace=pace)
 
 
 def from_costs(
-    shards: Sequence[ShardCost], recomputed: Sequence[int], epoch: Epoch, pool: Pool, rates: Rates, *,
+    shards: Sequence[ShardCost], epoch: Epoch, pool: Pool, rates: Rates, *,
     fetch_seconds: float, pace: float = 1.0,
 ) -> Estimate:  # fmt: skip
     """Return the estimate from shard costs.
@@ -39,9 +39,9 @@ def from_costs(
     `pace` is a plain loop's time divided by the sum of the nodes' times.
     """
     forward = sum(cost.forward_seconds for cost in shards)
-    compute = pace * (sum(cost.seconds for cost in shards) + sum(shards[i].forward_seconds for i in recomputed))
-    read, written = traffic(shards, recomputed, pool.memory)
-    store = store_bytes(shards, recomputed)
+    compute = pace * sum(cost.seconds for cost in shards)
+    read, written = traffic(shards, pool.memory)
+    store = store_bytes(shards)
     in_host = min(store, max(0, pool.host_bytes - (pool.devices * pool.memory if pool.cpu else 0)))
     on_disk = store - in_host
     share = in_host / store if store else 1.0
@@ -54,7 +54,7 @@ def from_costs(
     judging = pace * forward * (epoch.valid_rows / max(epoch.rows, 1))
     judging += epoch.valid_batches * (fetch_seconds + len(shards) * STEP_SECONDS + weights / rates.host_read)
     seconds = epoch.batches * batch + judging
-    device = min(pool.memory, held_on_device(shards, recomputed))
+    device = min(pool.memory, held_on_device(shards))
     return Estimate(
         strategy="shard", seconds=seconds, work=seconds, batch_seconds=batch, device_bytes=device,
         needed_bytes=min(pool.memory, round(max(cost.device_bytes for cost in shards) / (1 - TRANSFER_SHARE))),
@@ -63,7 +63,7 @@ def from_costs(
     )  # fmt: skip
 
 
-def traffic(shards: Sequence[ShardCost], recomputed: Sequence[int], budget: int) -> tuple[int, int]:
+def traffic(shards: Sequence[ShardCost], budget: int) -> tuple[int, int]:
     """Return the bytes that a batch brings in and writes out; blocks that stay on the device are not moved.
 
     The forward needs the weights; the backward needs weights, optimizer state and saved activations. The budget left
@@ -71,7 +71,7 @@ def traffic(shards: Sequence[ShardCost], recomputed: Sequence[int], budget: int)
     """
     state = sum(cost.state_bytes for cost in shards)
     weights = sum(cost.parameter_bytes + cost.buffer_bytes for cost in shards)
-    kept = sum(cost.activation_bytes for i, cost in enumerate(shards[:-1]) if i not in recomputed)
+    kept = sum(cost.activation_bytes for cost in shards[:-1])
     spare = max(0, budget - max(cost.device_bytes for cost in shards))
     if state + kept <= spare + max(cost.state_bytes for cost in shards):
         return 0, 0
@@ -80,17 +80,17 @@ def traffic(shards: Sequence[ShardCost], recomputed: Sequence[int], budget: int)
     return max(0, read), max(0, written)
 
 
-def store_bytes(shards: Sequence[ShardCost], recomputed: Sequence[int]) -> int:
+def store_bytes(shards: Sequence[ShardCost]) -> int:
     """Return the most bytes that a trial takes in the spill store."""
     state = sum(cost.state_bytes for cost in shards)
-    kept = sum(cost.activation_bytes for i, cost in enumerate(shards[:-1]) if i not in recomputed)
+    kept = sum(cost.activation_bytes for cost in shards[:-1])
     return SLOTS * state + (kept if len(shards) > 1 else 0)
 
 
-def held_on_device(shards: Sequence[ShardCost], recomputed: Sequence[int]) -> int:
+def held_on_device(shards: Sequence[ShardCost]) -> int:
     """Return the bytes that a device would hold if it had room for everything."""
     state = sum(cost.state_bytes for cost in shards)
-    kept = sum(cost.activation_bytes for i, cost in enumerate(shards) if i not in recomputed)
+    kept = sum(cost.activation_bytes for cost in shards)
     return state + kept + max(cost.device_bytes - cost.state_bytes - cost.activation_bytes for cost in shards)
 
 

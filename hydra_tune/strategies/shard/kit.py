@@ -21,7 +21,7 @@ from hydra_tune.strategies.shard.plan import Plan
 from hydra_tune.strategies.shard.skeleton import empty_parameters
 from hydra_tune.training.builds import build_again
 from hydra_tune.training.candidate import Candidate, Dataset
-from hydra_tune.training.prepared import Origin, Prepared, packed_candidate
+from hydra_tune.training.prepared import Origin, Prepared, fingerprint, packed_candidate
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ class Kit:
     """True if training pauses between steps only, because waiting gradients have no place in a checkpoint."""
     first: FirstBatch | None = None
     """Loss and gradients of the first batch as the whole model gives them; None if it has not run it."""
+    initial: str = ""
+    """Fingerprint of the weights that the build made; empty if unknown."""
 
     @property
     def candidate(self) -> Candidate:
@@ -66,6 +68,7 @@ class _Packed:
     mixed: bool
     between_steps: bool
     first: FirstBatch | None
+    initial: str
 
 
 def packed_kit(context: WorkerContext, kit: Kit) -> bytes:
@@ -79,7 +82,9 @@ def packed_kit(context: WorkerContext, kit: Kit) -> bytes:
         logger.info("devices build the candidate again: %s", error)
         parcel = None
     found: bytes = cloudpickle.dumps(
-        _Packed(parcel, prepared.origin, kit.seed, kit.plan, kit.parts, kit.mixed, kit.between_steps, kit.first)
+        _Packed(
+            parcel, prepared.origin, kit.seed, kit.plan, kit.parts, kit.mixed, kit.between_steps, kit.first, kit.initial
+        )
     )
     return found
 
@@ -88,7 +93,16 @@ def unpacked_kit(context: WorkerContext, data: bytes) -> Kit:
     """Unpack a kit in the worker that trains; its model is empty."""
     packed: _Packed = pickle.loads(data)
     prepared = _candidate(context, packed)
-    return Kit(prepared, packed.seed, packed.plan, packed.parts, packed.mixed, packed.between_steps, packed.first)
+    return Kit(
+        prepared,
+        packed.seed,
+        packed.plan,
+        packed.parts,
+        packed.mixed,
+        packed.between_steps,
+        packed.first,
+        packed.initial,
+    )
 
 
 def _candidate(context: WorkerContext, packed: _Packed) -> Prepared:
@@ -102,18 +116,23 @@ def _candidate(context: WorkerContext, packed: _Packed) -> Prepared:
             logger.info("the candidate cannot be unpacked, and is built again: %s", error)
     assert packed.origin is not None
     prepared = build_again(context, packed.origin)
-    _check_same_model(prepared, packed.plan)
+    _check_same_model(prepared, packed)
     empty_parameters(prepared.candidate.model)
     return prepared
 
 
-def _check_same_model(prepared: Prepared, plan: Plan) -> None:
+def _check_same_model(prepared: Prepared, packed: _Packed) -> None:
     """Raise CandidateError where a second build has made another model than the first."""
-    planned = {field.name: field.shape for bundle in plan.bundles for field in bundle.weights.fields}
+    planned = {field.name: field.shape for bundle in packed.plan.bundles for field in bundle.weights.fields}
     made = {name: tuple(parameter.shape) for name, parameter in prepared.candidate.model.named_parameters()}
     if made != planned:
         other = next(iter(sorted(dict(made.items() ^ planned.items()))))
         raise CandidateError(
             f"build makes another model when it is called again: parameter {other!r} differs",
             "let build depend on the trial and its seed alone, or use strategy whole",
+        )
+    if packed.initial and fingerprint(prepared.candidate.model) != packed.initial:
+        raise CandidateError(
+            "build makes other weights when it is called again with the same seed",
+            "let build draw from torch's, NumPy's or Python's generators, which are seeded, or use strategy whole",
         )

@@ -35,7 +35,7 @@ from hydra_tune.strategies.shard.trial import ShardedTrial
 from hydra_tune.strategies.whole.units import restore, write_checkpoint
 from hydra_tune.training.batches import Batches
 from hydra_tune.training.loop import Training, named_tensors
-from hydra_tune.training.prepared import Prepared
+from hydra_tune.training.prepared import Prepared, fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -123,25 +123,29 @@ def cut(
 ) -> Cut:  # fmt: skip
     """Cut the candidate that was built here, and write its shards to the spill store."""
     prepared: Prepared = context.resident[attempt]
+    initial = fingerprint(prepared.candidate.model)
     training = Training(prepared.candidate, prepared.train, prepared.valid, seed, torch.device("cpu"))
     loaded = restore(training, checkpoints)
     prospect = observe_candidate(training, profiles)
     first, why_not = first_batch(training, prospect.profile.nodes, prospect.observed.rewritten)
     made = cut_up(
-        context, attempt, number, prospect, prepared, training.state(), seed, budget, Form(), loaded.notes, first=first
-    )
+        context, attempt, number, prospect, prepared, training.state(), seed, budget, Form(), loaded.notes, first=first,
+        initial=initial,
+    )  # fmt: skip
     return replace(made, comparison=f"{NOT_COMPARED}: {why_not}" if why_not else SAME)
 
 
 def cut_up(
     context: WorkerContext, attempt: str, number: int, prospect: Prospect, prepared: Prepared, state: dict[str, Any],
     seed: int, budget: int, form: Form, notes: tuple[str, ...], suffix: str = "", first: FirstBatch | None = None,
+    initial: str = "",
 ) -> Cut:  # fmt: skip
     """Write a candidate's state to the spill store, in shards; the model here is a skeleton from now on."""
     model = prepared.candidate.model
     costs = _shards(prospect, budget)
     tensors = named_tensors(model)
-    kit = replace(make_kit(prospect, costs, prepared, seed, tensors, between_steps=form.between_steps), first=first)
+    kit = make_kit(prospect, costs, prepared, seed, tensors, between_steps=form.between_steps)
+    kit = replace(kit, first=first, initial=initial)
     _remove_earlier(context, number)
     files = SpillFiles(_places(context), f"trial-{number}-{attempt}{suffix}")
     take_apart(state, kit.plan, kit.parts, files)
@@ -160,7 +164,7 @@ def cut_again(context: WorkerContext, attempt: str, at: At | None, failure: str)
     made = make_kit(
         held.prospect, costs, prepared, held.kit.seed, held.shapes, between_steps=held.form.between_steps
     )  # fmt: skip
-    held.kit = replace(made, first=held.kit.first)
+    held.kit = replace(made, first=held.kit.first, initial=held.kit.initial)
     before = Logbook.from_json(held.files.notes)
     take_apart(
         state, held.kit.plan, held.kit.parts, held.files, commits=before.commits + 1, attributes=before.attributes

@@ -280,30 +280,25 @@ class Sharded:
         self.files.reload()
         return put_together(self.files, self.kit.plan, self.kit.parts, self.data)
 
-    def cut_again(self, budget: int, recompute: frozenset[int] | None = None) -> None:
+    def cut_again(self, budget: int) -> None:
         state = self.state()
         prepared = self.kit.prepared
-        self.kit = _kit(self.prospect, prepared, budget, self.shapes, recompute)
+        self.kit = _kit(self.prospect, prepared, budget, self.shapes)
         take_apart(state, self.kit.plan, self.kit.parts, self.files, commits=1)
 
 
-def _kit(
-    prospect: Prospect, prepared: Prepared, budget: int, shapes: Mapping[str, torch.Tensor],
-    recompute: frozenset[int] | None,
-) -> Kit:  # fmt: skip
+def _kit(prospect: Prospect, prepared: Prepared, budget: int, shapes: Mapping[str, torch.Tensor]) -> Kit:
     return make_kit(prospect, prospect.shards(budget), prepared, SEED, dict(shapes))
 
 
 @contextmanager
-def in_shards(
-    training: Training, share: float, folder: Path, recompute: frozenset[int] | None = None, prefetch: bool = True
-) -> Iterator[Sharded]:
+def in_shards(training: Training, share: float, folder: Path, prefetch: bool = True) -> Iterator[Sharded]:
     """Take a training apart, for a budget between the least that can do (share 0) and what holds all of it (1)."""
     prospect = observe_candidate(training, folder / "profiles")
     budget = budget_of(prospect, share)
     prepared = Prepared(training.candidate, training.batches.data, training.valid and training.valid.data)
     tensors = training.named_tensors()
-    kit = _kit(prospect, prepared, budget, tensors, recompute)
+    kit = _kit(prospect, prepared, budget, tensors)
     files = SpillFiles([folder], "trial")
     take_apart(training.state(), kit.plan, kit.parts, files)
     shapes = {

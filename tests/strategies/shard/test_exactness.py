@@ -30,8 +30,6 @@ from tests.strategies.shard.models import (
     start,
 )  # fmt: skip
 
-EVERY = frozenset(range(100))
-
 
 def in_groups(params: Any) -> torch.optim.Optimizer:
     """Two groups with options of their own."""
@@ -96,17 +94,16 @@ exact = settings(
 @given(
     choice=candidates,
     share=st.sampled_from([0.0, 0.0, 0.1, 0.4, 1.0]),
-    recompute=st.none() | st.frozensets(st.integers(0, 8)) | st.just(EVERY),
     anew=st.booleans(),
     prefetch=st.booleans(),
 )
 def test_any_candidate_in_any_cut_equals_the_plain_loop(
-    choice: dict[str, Any], share: float, recompute: frozenset[int] | None, anew: bool, prefetch: bool
+    choice: dict[str, Any], share: float, anew: bool, prefetch: bool
 ) -> None:
     expected = finish(start(build(choice))).state()
     with (
         TemporaryDirectory() as folder,
-        in_shards(start(build(choice)), share, Path(folder), recompute, prefetch) as sharded,
+        in_shards(start(build(choice)), share, Path(folder), prefetch) as sharded,
     ):
         finish_in_shards(sharded, anew=anew, seconds=0.0)
         assert_same(sharded.state(), expected)
@@ -117,23 +114,21 @@ def equal_in_shards(
     build: Callable[[], ht.Candidate],
     folder: Path,
     share: float = 0.0,
-    recompute: frozenset[int] | None = None,
     but: str = "",
     rebuilt: bool = False,
 ) -> int:
     """Train both ways and compare everything but that; returns the number of shards."""
     expected = finish(start(build())).state()
-    with in_shards(start(build()), share, folder, recompute) as sharded:
+    with in_shards(start(build()), share, folder) as sharded:
         sharded.rebuild = build if rebuilt else None
         finish_in_shards(sharded, seconds=0.0)
         assert_same(sharded.state() | {but: None}, expected | {but: None})
         return len(sharded.kit.plan.shards)
 
 
-@pytest.mark.parametrize("recompute", [frozenset(), EVERY], ids=["kept", "computed again"])
 @pytest.mark.parametrize("kind", sorted(MODELS))
-def test_every_kind_of_model_in_the_smallest_shards(kind: str, recompute: frozenset[int], tmp_path: Path) -> None:
-    assert equal_in_shards(partial(candidate, kind), tmp_path, recompute=recompute) > 3
+def test_every_kind_of_model_in_the_smallest_shards(kind: str, tmp_path: Path) -> None:
+    assert equal_in_shards(partial(candidate, kind), tmp_path) > 3
 
 
 def test_a_trial_that_fits_reads_its_state_once_and_writes_it_at_commits_only(tmp_path: Path) -> None:
@@ -166,13 +161,12 @@ class Renormed(nn.Module):
         return self.out(torch.tanh(self.layers(h)))
 
 
-@pytest.mark.parametrize("recompute", [frozenset(), EVERY], ids=["kept", "computed again"])
-def test_weights_that_a_forward_changes_in_place(recompute: frozenset[int], tmp_path: Path) -> None:
+def test_weights_that_a_forward_changes_in_place(tmp_path: Path) -> None:
     def build() -> ht.Candidate:
         torch.manual_seed(2)
         return candidate(model=Renormed().double())
 
-    assert equal_in_shards(build, tmp_path, recompute=recompute) > 2
+    assert equal_in_shards(build, tmp_path) > 2
 
 
 class ChangedLater(nn.Module):
@@ -194,13 +188,12 @@ class ChangedLater(nn.Module):
 
 
 @pytest.mark.parametrize("view", [False, True], ids=["itself", "a view"])
-@pytest.mark.parametrize("recompute", [frozenset(), EVERY], ids=["kept", "computed again"])
-def test_tensors_that_a_later_layer_changes_in_place(view: bool, recompute: frozenset[int], tmp_path: Path) -> None:
+def test_tensors_that_a_later_layer_changes_in_place(view: bool, tmp_path: Path) -> None:
     def build() -> ht.Candidate:
         torch.manual_seed(1)
         return candidate(model=ChangedLater(view).double())
 
-    equal_in_shards(build, tmp_path, recompute=recompute)
+    equal_in_shards(build, tmp_path)
 
 
 class Detached(nn.Module):
@@ -241,18 +234,15 @@ class Rebinds(nn.Module):
         return self.layer(x - self.mean) / self.count
 
 
-@pytest.mark.parametrize("recompute", [frozenset(), EVERY], ids=["kept", "computed again"])
 @pytest.mark.parametrize("last", [False, True])
-def test_buffers_that_are_assigned_anew_and_that_evaluation_changes(
-    recompute: frozenset[int], last: bool, tmp_path: Path
-) -> None:
+def test_buffers_that_are_assigned_anew_and_that_evaluation_changes(last: bool, tmp_path: Path) -> None:
     def build() -> ht.Candidate:
         torch.manual_seed(1)
         layers: list[nn.Module] = [nn.Linear(6, 6), Rebinds(), nn.Tanh(), nn.Linear(6, 6), Rebinds()]
         layers = layers if last else [*layers, nn.Linear(6, CLASSES)]
         return candidate(model=nn.Sequential(*layers).double())
 
-    assert equal_in_shards(build, tmp_path, recompute=recompute) > 1
+    assert equal_in_shards(build, tmp_path) > 1
 
 
 def test_parameters_that_the_optimizer_does_not_get_count_for_clipping(tmp_path: Path) -> None:
@@ -395,7 +385,7 @@ def test_a_trial_is_cut_anew_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
             trial.commit()
             trial.close()
             budget = int(sharded.memory.budget * (0.4 + share / 2)) if share else 0
-            sharded.cut_again(budget or sharded.least, EVERY if share == 0.5 else None)
+            sharded.cut_again(budget or sharded.least)
             shards.append(len(sharded.kit.plan.shards))
         finish_in_shards(sharded)
         assert_same(sharded.state(), expected)

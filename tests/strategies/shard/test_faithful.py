@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -54,3 +55,18 @@ def test_every_trial_equals_the_plain_loop(build: Any, strategy: str, memory: st
     values = {record.value for record in result.trials}
     assert len(values) == len({record.seed for record in result.trials})
     equals_the_plain_loop(result, build)
+
+
+def unseeded(trial: Any) -> ht.Candidate:
+    """Weights from a generator that every process and every call starts elsewhere, and a hook that no copy has."""
+    made = hooked(trial)
+    with torch.no_grad():
+        made.model[4].weight.copy_(torch.rand(48, 48, generator=torch.Generator().manual_seed(time.time_ns() % 2**31)))  # type: ignore[index]
+    return made
+
+
+def test_a_build_that_makes_other_weights_again_is_refused() -> None:
+    with pytest.raises(ht.SearchFailed, match="build makes other weights when it is called again with the same seed"):
+        ht.search(
+            unseeded, trials=1, devices=ONE_THREAD, device_memory="220KiB", strategy="shard", seed=5, progress=False
+        )

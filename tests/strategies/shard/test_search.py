@@ -166,17 +166,18 @@ def test_a_node_that_cannot_fit_names_the_smallest_budget_and_trains_with_it() -
         return wide(model=nn.Sequential(*layers).double())
 
     options: dict[str, Any] = {"devices": ONE_THREAD, "seed": 11, "progress": False, "strategy": "shard"}
-    with pytest.raises(ht.SearchFailed):
+    with pytest.raises(ht.SearchFailed, match=r"OUT_OF_MEMORY \(nodes? .* the smallest device_memory") as failed:
         ht.search(build, trials=1, device_memory="4MiB", study="small", **options)
-    (record,) = ht.SearchResult("sqlite:///hydra_tune.db", "small").trials
+    (record,) = failed.value.result.trials
+    failed.value.result.close()
     assert record.state == "OUT_OF_MEMORY"
     found = re.search(
-        r"nodes? '[24]'(?: to '5')? needs? ([\d.]+) MiB on a device, and 3.6 MiB of 4.0 MiB are there for a shard "
+        r"nodes? '[24]'(?: to '5')? needs? ([\d.]+) MiB on a device, and 3.9 MiB of 4.0 MiB are there for a shard "
         r"\(the smallest device_memory for this model is (\d+)MiB\)", record.error or ""
     )  # fmt: skip
     assert found, record.error
     needed, smallest = float(found[1]), int(found[2])
-    assert 4 < needed <= 0.9 * smallest < needed + 1
+    assert 4 < needed <= 0.97 * smallest < needed + 1
     result = ht.search(build, trials=1, device_memory=f"{smallest}MiB", study="enough", **options)
     equals_the_plain_loop(result, build)
     assert (result.trials[0].shards or 0) > 1
