@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +62,6 @@ class Observed:
     late: bool = False
     """True if steps must wait for the end of the backward: a gradient may come in parts, or be followed by another look
     at its parameter (modules that run in the backward, backward hooks of modules)."""
-    whole_because: str = ""
-    """Always empty, since any model can be observed; a recorded model (`Captured`) has its reason here."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +94,11 @@ def module_names(model: nn.Module) -> dict[int, str]:
 def observe(
     model: nn.Module, forward: Callable[[Any], Any], loss: Callable[[Any, Any], torch.Tensor],
     optimizer: PilotOptimizer, batch: tuple[Any, Any], preferred: Sequence[str] = (), *, mixed: bool = False,
-    timed_in: AbstractContextManager[Any] | None = None,
 ) -> Observation:  # fmt: skip
     """Run one batch, `loss(forward(inputs), targets)` and its backward, and return the costs.
 
     The model is left as it was. `batch` has the inputs and the targets; each run has a copy of them, which counts as
-    memory for as long as anything refers to it. Timed runs happen inside the context manager `timed_in`, if given.
+    memory for as long as anything refers to it.
     """
     pilot = _Pilot(model, forward, loss, optimizer, batch)
     with _gradients_aside(model), pilot.weights_restored():
@@ -110,8 +107,7 @@ def observe(
             model.train()
             counted = pilot.run(counting=True)
         took = time.perf_counter() - began
-        with timed_in or nullcontext():
-            timed = counted if took > TIMED_SECONDS and timed_in is None else _timed(pilot, counted)
+        timed = counted if took > TIMED_SECONDS else _timed(pilot, counted)
         pilot.steps.prepare_others()
     groups = _together(len(counted.spans))
     nodes, costs = pilot.described(counted, timed, groups, preferred)

@@ -112,8 +112,6 @@ class _Ranges:
         """Yield for each point the first useful start, and the device bytes of each range from there on to the point.
 
         Running maxima and tied bytes are kept from row to row, so that a row is a handful of vector operations.
-
-        What is kept from row to row (the running maxima and tied bytes) makes a row a handful of vector operations.
         """
         count = len(self)
         peak, largest, tied = (np.zeros(count, dtype=np.int64) for _ in range(3))

@@ -20,8 +20,6 @@ class Cut:
     name: str = ""
     kit: str = ""
     """Path of the kit's file."""
-    whole_because: str = ""
-    """Reason why the model cannot be cut; empty if it can."""
     comparison: str = ""
     """Result of comparing the first batch with the whole model's, true once it is trained, or why it is not compared;
     empty where it does not apply."""

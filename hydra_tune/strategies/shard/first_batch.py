@@ -67,7 +67,7 @@ def first_batch(
         inputs, targets = training.batches.fetch(0, 0)
         loss = candidate.loss(training.forward(inputs), targets)
         if loss.requires_grad:
-            (loss / candidate.accumulate).backward()
+            (loss / candidate.accumulate).backward()  # type: ignore[no-untyped-call]
         named = model.named_parameters()
         norms = {name: _norm(p.grad) for name, p in named if p.grad is not None}
         model.zero_grad()

@@ -22,11 +22,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from hydra_tune.graph.observe import module_names, node_modules
 from hydra_tune.spill.device_memory import DeviceMemory, OutOfDeviceMemory
 from hydra_tune.spill.store import SpillFiles
+from hydra_tune.strategies.shard.held_blocks import HeldBlocks
 from hydra_tune.strategies.shard.path import Path
 from hydra_tune.strategies.shard.plan import Bundle, Plan, Shard
 from hydra_tune.strategies.shard.saved import Handle, SavedTensors
 from hydra_tune.strategies.shard.skeleton import placeholder, watch
-from hydra_tune.strategies.shard.step import Step
 from hydra_tune.strategies.shard.values import strided
 
 
@@ -57,7 +57,7 @@ class ShardRunner:
         self.shard: Shard | None = None
         """The shard that is on the device now."""
         self._kind = "forward"
-        self._step = Step(self, 0)
+        self._held = HeldBlocks(self, 0)
         self._on_shard = on_shard
         self._on_way = on_way
         self._in_use: Bundle | None = None
@@ -134,7 +134,7 @@ class ShardRunner:
 
     def _bring_in_next(self) -> None:
         """Let the transfer thread fetch the blocks of the next shard, now that this one has all it needs."""
-        position, base = self._step.position + 1, self.batch_base
+        position, base = self._held.position + 1, self.batch_base
         if self._kind == "evaluate" and position >= len(self.plan.shards):
             return
         if position >= self.steps_a_batch:
@@ -146,19 +146,19 @@ class ShardRunner:
 
     # Which shard is on the device
 
-    def enter(self, kind: str, index: int) -> Step:
+    def enter(self, kind: str, index: int) -> HeldBlocks:
         """Bring a shard's parameters to the device and attach them, in place of those of the present shard."""
         if self.shard is not None and (kind, index) == (self._kind, self.shard.index):
-            return self._step
+            return self._held
         self.leave()
         shard = self.plan.shards[index]
         self._kind, self.shard, self._in_use = kind, shard, None
-        self._step = Step(self, self.position(kind, index))
+        self._held = HeldBlocks(self, self.position(kind, index))
         self.memory.reserve(self._reserve(kind, shard))
         for bundle in shard.bundles:
             self._attach(bundle)
         self._bring_in_next()
-        return self._step
+        return self._held
 
     def leave(self) -> None:
         """Release the shard that is on the device."""
@@ -166,7 +166,7 @@ class ShardRunner:
             return
         self._sweep()
         self._detach(list(self._attached))
-        self._step.end()
+        self._held.end()
         self.memory.reserve(0)
         kind, index, self.shard = self._kind, self.shard.index, None
         self._on_shard(kind, index)
@@ -177,9 +177,9 @@ class ShardRunner:
         A parameter that is used out of turn needs room that its shard was not cut for.
         """
         own = self._in_use.parameters if self._in_use is not None else ()
-        keys = [key for key in self._step.held if self._in_use is None or self._in_use.name not in key.split("/")]
+        keys = [key for key in self._held.held if self._in_use is None or self._in_use.name not in key.split("/")]
         self._detach([name for name in self._attached if name not in own])
-        self._step.release(keys)
+        self._held.release(keys)
         self._on_way(set(own))
         return bool(keys)
 
@@ -191,10 +191,10 @@ class ShardRunner:
             key = f"w/{bundle.name}"
             if parameter.numel() and parameter.data_ptr() != address:
                 # User code has put another tensor in its place: `parameter.data = ...`.
-                bundle.weights.views(self._step.hold(key))[name].copy_(parameter.data)
-                self._step.change(key)
+                bundle.weights.views(self._held.hold(key))[name].copy_(parameter.data)
+                self._held.change(key)
             elif parameter._version != version or (name in self.plan.rewritten and self._kind != "step"):
-                self._step.change(key)
+                self._held.change(key)
             parameter.data = self._empty[name]
 
     def abandon(self) -> None:
@@ -211,7 +211,7 @@ class ShardRunner:
         if not bundle.weights.size:
             self._attached |= {name: (self._parameters[name]._version, 0) for name in bundle.parameters}
             return
-        block = self._step.hold(f"w/{bundle.name}")
+        block = self._held.hold(f"w/{bundle.name}")
         self.saved.refer_to(f"w/{bundle.name}", block)
         for name, view in bundle.weights.views(block).items():
             self._parameters[name].data = view
@@ -293,13 +293,13 @@ class ShardRunner:
             self.enter("backward", saved.shard)
         self._sweep()
         window = saved.window
-        tensor = strided(self._step.hold(window.key), window.dtype, window.offset, window.shape, window.stride)
+        tensor = strided(self._held.hold(window.key), window.dtype, window.offset, window.shape, window.stride)
         tensor = tensor.conj() if saved.conj else tensor
         return tensor._neg_view() if saved.neg else tensor
 
     def _sweep(self) -> None:
         for key in self.saved.sweep():
-            self._step.drop(key)
+            self._held.drop(key)
 
     # A batch
 
@@ -329,13 +329,13 @@ class ShardRunner:
             self.abandon()
             raise
 
-    def gradient_of(self, name: str) -> Step:
+    def gradient_of(self, name: str) -> HeldBlocks:
         """Enter the shard that makes the step of a finished gradient, if one shard alone uses the parameter."""
         users = self._bundle_of[name].users
         if len(users) == 1:
             self.enter("backward", users[0])
         self.attach(name)
-        return self._step
+        return self._held
 
     def still_needed(self, name: str) -> bool:
         """True if the running backward will read a parameter again, though its gradient is finished.
@@ -349,10 +349,10 @@ class ShardRunner:
         """Return a bundle's waiting gradients by name, as views of their block; a new block is made of zeros."""
         key = f"g/{bundle.name}"
         if self.memory.holds(self.files, key) or self.files.find(key) is not None:
-            block = self._step.hold(key)
+            block = self._held.hold(key)
         else:
-            block = self._step.make(key, bundle.gradients.size).zero_()
-        self._step.change(key)
+            block = self._held.make(key, bundle.gradients.size).zero_()
+        self._held.change(key)
         return bundle.gradients.views(block)
 
     def bundle_of(self, name: str) -> Bundle:

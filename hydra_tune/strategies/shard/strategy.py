@@ -72,8 +72,6 @@ class Shard(Strategy):
     async def train(self, run: TrialRun) -> None:
         candidate = await InShards.cut_for(run, self.double_buffering)
         candidate.note_plan()
-        if candidate.cut.whole_because:
-            run.note("shard", f"the model is one shard, as it cannot be cut: {candidate.cut.whole_because}")
         await run.restored(candidate.history, candidate.cut.notes)
         await train_epochs(run, candidate)
 

@@ -26,14 +26,14 @@ from hydra_tune.spill.store import SpillFiles
 from hydra_tune.strategies.shard.buffers import Buffers
 from hydra_tune.strategies.shard.cut import At
 from hydra_tune.strategies.shard.first_batch import Comparison
+from hydra_tune.strategies.shard.held_blocks import HeldBlocks
 from hydra_tune.strategies.shard.kit import Kit
 from hydra_tune.strategies.shard.logbook import Logbook
 from hydra_tune.strategies.shard.module_state import ModuleState
+from hydra_tune.strategies.shard.optimizer_steps import OptimizerSteps
 from hydra_tune.strategies.shard.optimizers import Schedule
 from hydra_tune.strategies.shard.plan import Bundle, Shard
 from hydra_tune.strategies.shard.runner import ShardRunner
-from hydra_tune.strategies.shard.step import Step
-from hydra_tune.strategies.shard.steps import Steps
 from hydra_tune.training.batches import Batches
 from hydra_tune.training.progress import Diverged, Progress
 
@@ -70,7 +70,7 @@ class ShardedTrial:
             self.model, kit.plan, memory, files, self._on_gradient, self._on_shard, self._keep_only
         )
         self._parameters = dict(self.model.named_parameters())
-        self.steps = Steps(self._parameters, kit.parts, memory.device, kit.mixed)
+        self.steps = OptimizerSteps(self._parameters, kit.parts, memory.device, kit.mixed)
         self._frozen = {name for name, parameter in self._parameters.items() if not parameter.requires_grad}
         self.modules = ModuleState(self.model)
         self.buffers = Buffers(self.model, kit.plan.buffers, files)
@@ -223,10 +223,10 @@ class ShardedTrial:
         if not trained and self.candidate.clip_grad_norm is None:
             parameter.grad = None  # nobody will ever look at it
             return
-        step, bundle = self.runner.gradient_of(name), self.runner.bundle_of(name)
-        self.steps.bring_index(step, bundle)
+        held, bundle = self.runner.gradient_of(name), self.runner.bundle_of(name)
+        self.steps.bring_index(held, bundle)
         if trained and not self.kit.plan.deferred and not self.runner.still_needed(name):
-            self.steps.bring_optimizer(step, bundle)
+            self.steps.bring_optimizer(held, bundle)
             self._step_parameter(name)
             return
         self.steps.gather(name, self.runner.gradients(bundle)[name])
@@ -250,23 +250,23 @@ class ShardedTrial:
         for bundle in self.kit.plan.owned_by(shard):
             if self.logbook.touched.isdisjoint(bundle.parameters):
                 continue
-            step = self.runner.enter(kind, shard.index)
+            held = self.runner.enter(kind, shard.index)
             self.runner.attach(bundle.parameters[0])
-            self.steps.bring_index(step, bundle)
-            self.steps.bring_optimizer(step, bundle)
+            self.steps.bring_index(held, bundle)
+            self.steps.bring_optimizer(held, bundle)
             self.steps.bring_gradients(self.runner, bundle)
             for name in bundle.parameters:
                 if name in self.logbook.touched:
                     self._step_parameter(name, factor)
-            self._let_go_of_gradients(step, bundle)
+            self._let_go_of_gradients(held, bundle)
 
-    def _let_go_of_gradients(self, step: Step, bundle: Bundle) -> None:
+    def _let_go_of_gradients(self, held: HeldBlocks, bundle: Bundle) -> None:
         waiting = self._wait_for_ever(bundle)
         self.logbook.touched.difference_update(set(bundle.parameters) - waiting)
         for name in bundle.parameters:
             self._parameters[name].grad = None
         if not waiting:
-            step.drop(f"g/{bundle.name}")
+            held.drop(f"g/{bundle.name}")
             return
         for name, gradient in self.runner.gradients(bundle).items():
             if name not in waiting:

@@ -82,11 +82,12 @@ def loss(outputs: dict[str, Any], targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(outputs["all"]["logits"], targets) + 0.1 * outputs["regularizer"][0]
 
 
+KINDS = st.sampled_from(["row", "sum", "twice", "sometimes"])
 trees = st.recursive(
     st.sampled_from(["dense", "normed"]),
-    lambda inner: st.tuples(st.sampled_from(["row", "sum", "twice", "sometimes"]), st.lists(inner, min_size=1, max_size=3)),
+    lambda inner: st.tuples(KINDS, st.lists(inner, min_size=1, max_size=3)),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])

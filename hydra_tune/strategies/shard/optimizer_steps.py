@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from hydra_tune.graph.program import HALF
+from hydra_tune.strategies.shard.held_blocks import HeldBlocks
 from hydra_tune.strategies.shard.logbook import as_scalar, plain_scalar
 from hydra_tune.strategies.shard.optimizers import OptimizerParts, Options
 from hydra_tune.strategies.shard.plan import Bundle, index_of, master_of
 from hydra_tune.strategies.shard.runner import ShardRunner
-from hydra_tune.strategies.shard.step import Step
 
 
 @dataclass
@@ -33,7 +33,7 @@ class _Survivors:
 
 
 @dataclass
-class Steps:
+class OptimizerSteps:
     """Makes the steps of one trial in one worker."""
 
     parameters: dict[str, nn.Parameter]
@@ -53,30 +53,30 @@ class Steps:
             else:
                 self.parameters[name].grad = view
 
-    def bring_index(self, step: Step, bundle: Bundle) -> None:
+    def bring_index(self, held: HeldBlocks, bundle: Bundle) -> None:
         """Load the positions of a bundle's survivors, to take their part of dense gradients."""
         if bundle.pruned <= self._pruned.keys():
             return
         for key, layout in bundle.survivors.items():
             if key.startswith("i/"):
-                views = layout.views(step.hold(key))
+                views = layout.views(held.hold(key))
                 self._pruned |= {name: _Survivors(views[index_of(name)]) for name in bundle.pruned}
 
-    def bring_optimizer(self, step: Step, bundle: Bundle) -> None:
+    def bring_optimizer(self, held: HeldBlocks, bundle: Bundle) -> None:
         """Load the optimizer state of a bundle, so that its parameters can make their steps."""
         if any(name in self.ready for name in bundle.parameters):
             return
         views: dict[str, torch.Tensor] = {}
         for key, layout in bundle.optimizer.items():
-            views |= layout.views(step.hold(key))
-            step.change(key)
+            views |= layout.views(held.hold(key))
+            held.change(key)
         for key, layout in bundle.survivors.items():
             if key.startswith("m/"):
-                masters = layout.views(step.hold(key))
-                step.change(key)
+                masters = layout.views(held.hold(key))
+                held.change(key)
                 for name in bundle.pruned:
                     self._pruned[name].master = masters[master_of(name)]
-        step.change(f"w/{bundle.name}")
+        held.change(f"w/{bundle.name}")
         for name in bundle.parameters:
             if name in self.parts.group_of:
                 prefix = f"{name}/"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hydra_tune.strategies.shard.runner import ShardRunner
 
 
-class Step:
+class HeldBlocks:
     """Blocks that one shard holds on the device during its part of a batch; all are released at its end."""
 
     def __init__(self, runner: ShardRunner, position: int) -> None:
