@@ -19,19 +19,19 @@ from hydra_tune.coordinator.actions import Obeying
 from hydra_tune.coordinator.attempts import TrialRunner
 from hydra_tune.coordinator.display import Display, make_display
 from hydra_tune.coordinator.failures import Failures
-from hydra_tune.coordinator.files import run_directories
 from hydra_tune.coordinator.interrupts import Signals, run_in_event_loop
 from hydra_tune.coordinator.limits import Limits
 from hydra_tune.coordinator.makespan import Makespan
 from hydra_tune.coordinator.result import SearchResult
+from hydra_tune.coordinator.run_directories import RunDirectories, run_directories
 from hydra_tune.coordinator.sampling import make_pruner, make_sampler
 from hydra_tune.coordinator.settings import SearchSettings, make_settings
-from hydra_tune.coordinator.spill_watch import SpillWatch
+from hydra_tune.coordinator.spill_watch import LOOK_SECONDS, SpillWatch
 from hydra_tune.coordinator.study import OwnedStudy
 from hydra_tune.coordinator.study_thread import StudyThread
 from hydra_tune.coordinator.trial_loop import TrialLoop
 from hydra_tune.core.devices import Device, cores, parse_devices
-from hydra_tune.core.errors import SearchFailed
+from hydra_tune.core.errors import InputError, SearchFailed
 from hydra_tune.core.states import Outcome
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.scheduler import POLICIES, SLOTS
@@ -45,7 +45,7 @@ from hydra_tune.planner.resolve import resolve
 from hydra_tune.storage.details import POOL
 from hydra_tune.strategies.base import Strategy
 from hydra_tune.strategies.pool import Pool
-from hydra_tune.training.builds import write_source
+from hydra_tune.training.builds import SOURCE_FILE, write_source
 from hydra_tune.training.source import Build, PickledSource, Source
 
 
@@ -124,7 +124,7 @@ class Search:
     settings: SearchSettings
     devices: tuple[Device, ...]
     display: Display
-    directories: tuple[str, ...]
+    directories: RunDirectories
     """Directories for data exchanged by processes (the first) and for spilled state when that is full."""
     space: Any = None
     hint: str = ""
@@ -155,7 +155,7 @@ class Search:
             self._interrupt()
         self._at_once = min(self.settings.trials, self._limits.at_once)
         cpus = [device.memory for device in self.devices if device.torch_device == "cpu"]
-        self._admission = Admission(Room.here(self.directories, sum(cpus)), self.display.show)
+        self._admission = Admission(Room.here(self.directories.paths, sum(cpus)), self.display.show)
         if isinstance(self._strategy, Auto):
             self._strategy = dataclasses.replace(self._strategy, planner=self._planner())
         engine = self._engine()
@@ -177,8 +177,8 @@ class Search:
         return Engine(
             self.devices,
             observer=self,
-            directory=self.directories[0],
-            overflow=self.directories[1:],
+            directory=self.directories.paths[0],
+            overflow=self.directories.paths[1:],
             python_path=[folder] if folder else [],
             expect=self._at_once,
             policy=policy,
@@ -190,7 +190,7 @@ class Search:
     def _trial_runner(self, engine: Engine) -> TrialRunner:
         return TrialRunner(
             settings=self.settings,
-            source_file=write_source(self.source, self.directories[0]),
+            source_file=write_source(self.source, self.directories.paths[0]),
             strategy=self._strategy,
             engine=engine,
             study=self.study,
@@ -202,7 +202,30 @@ class Search:
             on_candidates=self._expect_candidates,
             on_progress=self.display.trial_progress,
             show=self.display.show,
+            directory_losses=self._directory_losses,
         )
+
+    def _directory_losses(self) -> int:
+        """Make removed directories of this run again; return how many times that was necessary."""
+        if self.directories.restore(SOURCE_FILE):
+            write_source(self.source, self.directories.paths[0])
+            lost = "a directory of this search was removed and is made again"
+            if not self.runner.building.objective_seen:
+                # Workers refer to files that are gone, such as a data set that is sent once.
+                lost += "; running trials start again from their checkpoints"
+                self.runner.engine.restart_workers("the directory of its search was removed")
+            self.display.show(lost)
+            self.study.record_event(None, "directory", lost)
+        return self.directories.losses
+
+    async def _keep_directories(self) -> None:
+        """Look after this run's directories; if they cannot be made again, end the search."""
+        try:
+            while True:
+                await asyncio.sleep(LOOK_SECONDS)
+                self._directory_losses()
+        except (InputError, OSError) as error:
+            self._trials.give_up(error)
 
     def _planner(self) -> Planner:
         room = self._admission.room
@@ -230,11 +253,12 @@ class Search:
         self.runner.tidy_left_overs({asked.number for asked in waiting})
         self._show_beginning(finished)
         actions = Obeying(self, self.study)
-        spill = SpillWatch(self.directories, self.study.record_spilled, self._saw_spilled)
+        spill = SpillWatch(self.directories.paths, self.study.record_spilled, self._saw_spilled)
         self.runner.look_at_spill = spill.look
         beside = (
             asyncio.create_task(actions.until_cancelled(), name="actions"),
             asyncio.create_task(spill.until_cancelled(), name="spill store"),
+            asyncio.create_task(self._keep_directories(), name="directories"),
         )
         try:
             await self._trials.run(waiting, actions.look)

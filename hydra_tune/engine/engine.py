@@ -141,6 +141,11 @@ class Engine:
         """Return a worker id for each device, in device order; start missing workers."""
         return self._pool.of_all_devices()
 
+    def restart_workers(self, because: str) -> None:
+        """Kill all workers; others replace them, and the units that they ran are lost."""
+        for worker in self._workers.values():
+            worker.process.kill(because)
+
     def warm_up(self, warm: Mapping[Role, Sequence[str]]) -> None:
         """Make workers that start from now on import these modules too."""
         self._pool.warm_up(warm)
