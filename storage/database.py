@@ -24,9 +24,9 @@ from urllib.parse import quote
 
 import sqlalchemy
 from sqlalchemy import URL, Connection, Engine, event
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, NoSuchModuleError, SQLAlchemyError
 
-from hydra_tune.core.errors import StorageError, printable, quoted
+from hydra_tune.core.errors import StorageError, UnstorableError, printable, quoted
 
 if sys.platform != "win32":
     import fcntl
@@ -219,6 +219,8 @@ def explaining(engine: Engine) -> Iterator[None]:
 
 
 def _explained(error: SQLAlchemyError, engine: Engine) -> StorageError:
+    if isinstance(error, DataError):
+        return UnstorableError(str(error.orig).strip().splitlines()[0], "give a value that the database can hold")
     cause = getattr(error, "orig", None) or error
     reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
     password = engine.url.password

@@ -22,7 +22,7 @@ from hydra_tune.coordinator.ledger import Ledger
 from hydra_tune.coordinator.resuming import ALLOW, check_objectives, check_source
 from hydra_tune.coordinator.sampling import make_pruner, make_sampler
 from hydra_tune.coordinator.settings import SearchSettings
-from hydra_tune.core.errors import SpecError
+from hydra_tune.core.errors import SpecError, StorageError
 from hydra_tune.core.seeds import new_study_seed, trial_seed
 from hydra_tune.core.states import OPTUNA_STATE, Outcome, Status
 from hydra_tune.engine.unit import StepRecord, Unit, UnitResult
@@ -69,6 +69,8 @@ class OwnedStudy:
         self.stopped: set[int] = set()
         """Running trials that were asked to stop."""
         self._running: dict[int, _Running] = {}
+        self._unstorable: dict[int, str] = {}
+        """Trials of which something could not be stored, and why: they fail."""
         with ExitStack() as opened:
             self.storage = open_storage(settings.storage)
             opened.callback(self.storage.close)
@@ -159,6 +161,17 @@ class OwnedStudy:
         """Write the queued changes, if this process still has the lease."""
         self._lease.check()
         self.storage.flush()
+        for refused in self.storage.take_refused():
+            number = refused.row.get("number")
+            if number is None and "trial_id" in refused.row:
+                number = self.storage.number_of(refused.row["trial_id"])
+            self._cannot_store(number, str(refused))
+
+    def _cannot_store(self, number: int | None, reason: str) -> None:
+        logger.warning("%s", reason)
+        self.records.event(number, "refused", reason)
+        if number in self._running:
+            self._unstorable.setdefault(number, reason)
 
     def close(self) -> None:
         """Write the remaining changes and release the study."""
@@ -237,6 +250,8 @@ class OwnedStudy:
         if running is None or running.attempt != attempt:
             self.records.event(number, "refused", f"a late {name} of attempt {attempt}")
             raise ValueError(f"trial {number} is no longer run by this attempt")
+        if number in self._unstorable:
+            raise ValueError(self._unstorable[number])
         trial = running.trial
         if name in _DISTRIBUTIONS:
             parameter, arguments, options = args
@@ -282,6 +297,8 @@ class OwnedStudy:
 
     def epoch(self, number: int, epoch: int, metrics: dict[str, float]) -> bool:
         """Record an epoch's metrics; return True if the trial is to be pruned."""
+        if number in self._unstorable:
+            raise StorageError(self._unstorable[number])
         self.records.metrics(number, epoch, metrics)
         if len(self.settings.metrics) > 1:
             return False
@@ -295,6 +312,8 @@ class OwnedStudy:
         Raises SpecError if a trial has shown another search space than that of earlier runs.
         """
         self._check_space()
+        if number in self._unstorable:
+            outcome = Outcome(Status.FAILED, error=self._unstorable.pop(number))
         self.ledger.trial_ended(number, outcome, **facts)
         self.ledger.attempt_ended(attempt, outcome)
         state = OPTUNA_STATE[outcome.status]

@@ -5,6 +5,7 @@
     │   ├── CandidateError   a field of a Candidate
     │   ├── SpecError        a YAML file, a flag, a name
     │   └── StorageError     a database that cannot be used
+    │       └── UnstorableError  a value that it cannot hold
     ├── Infeasible           a candidate that no cutting makes fit the devices
     ├── PlacementInfeasible  a graph that no placement makes fit the devices
     ├── SearchFailed         no trial completed: exit code 1
@@ -45,6 +46,10 @@ class SpecError(InputError):
 
 class StorageError(InputError):
     """A database cannot be opened, read or written."""
+
+
+class UnstorableError(StorageError):
+    """A value does not fit into a column of the database, now or ever."""
 
 
 class Infeasible(HydraTuneError):

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from hydra_tune.engine.worker import WorkerContext
 
 
+LARGEST_STEP = 2**31 - 1
+"""Largest step of a report: the column's limit on PostgreSQL, and the same everywhere."""
+
+
 @dataclass(frozen=True)
 class TrialInfo:
     """A trial's data, sent to a worker before user code runs."""
@@ -99,6 +103,8 @@ class RemoteTrial(BaseTrial):
             raise TypeError(f"report needs a whole number as step, not {step!r}") from None
         if step < 0:
             raise ValueError(f"report needs a step of at least 0, not {step}")
+        if step > LARGEST_STEP:
+            raise ValueError(f"report needs a step of at most {LARGEST_STEP}, not {step}: count in thousands, say")
         self._tell("report", value, step)
 
     def should_prune(self) -> bool:
