@@ -257,7 +257,5 @@ def _generator(device: str, state: bytes) -> torch.Generator:
     return generator
 
 
-def _mapped_array(
-    path: str, start: int, size: int | None, dtype: str, shape: tuple[int, ...]
-) -> np.ndarray[Any, Any]:
+def _mapped_array(path: str, start: int, size: int | None, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return _bytes_of(path, start, size).view(dtype).reshape(shape)
