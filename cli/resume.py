@@ -14,9 +14,7 @@ from hydra_tune.cli.running import run_and_print
     trials="A new total of trials.", storage=None, devices="Other devices than before.",
     device_memory="Another budget of each device.", timeout=None, allow_changes="Go on with another build or space.",
 )  # fmt: skip
-def resume(
-    study: Study, *, trust: Trust = None, quiet: Quiet = False, as_json: Json = False, **flags: Any
-) -> int:
+def resume(study: Study, *, trust: Trust = None, quiet: Quiet = False, as_json: Json = False, **flags: Any) -> int:
     """Go on with a study: finished trials stay, running ones go on from their checkpoints."""
     from hydra_tune.cli.fit import fit_and_show
     from hydra_tune.coordinator.settings import default_storage

@@ -43,7 +43,7 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
     trust = trust_flags(ready.source.describe())
     resume = f"{program()} resume {name}{place}{trust}"
     try:
-        result = run_search(ready.source, settings, space=ready.space, hint=f"if it is interrupted: {resume}")
+        result = run_search(ready.source, settings, space=ready.space, again=resume)
     except KeyboardInterrupt:
         print(f"interrupted; nothing is lost. Go on with: {resume}", file=sys.stderr)
         return 130

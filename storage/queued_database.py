@@ -75,6 +75,8 @@ class QueuedDatabase:
         self.fence: Callable[[Connection], None] | None = None
         """Called first in each transaction that writes; raises to prevent it."""
         self._refused: list[RefusedRow] = []
+        self._unsure = False
+        """True if the last flush failed, perhaps after its commit: a connection may break before the answer."""
         self._provisional_ids = count(FIRST_PROVISIONAL_ID)
         # `_lock` guards the cache and the queue; `_flush_lock` lets one flush run at a time. A flush takes `_lock` only
         # at its start and end, so that a slow disk does not block readers. Never wait for `_flush_lock` while holding
@@ -173,15 +175,19 @@ class QueuedDatabase:
                 with self._lock:
                     batch.extend(self._queue)
                     self._queue, self._in_flight = batch, WriteQueue()
+                    self._unsure = True
                 raise
             with self._lock:
                 self._cache.learn_row_ids(ids)
                 self._in_flight = WriteQueue()
+                self._unsure = False
 
     def _write(self, batch: WriteQueue, last_ids: Mapping[int, int]) -> dict[int, int]:
         """Write a batch in one transaction, without the rows that no database could store."""
         try:
             with self._fenced() as connection:
+                if self._unsure and self.fence is not None:
+                    batch.find_committed(connection, last_ids)
                 return batch.write(connection, self._cache.row_ids, last_ids)
         except UNSTORABLE:
             with self._fenced() as connection:

@@ -48,11 +48,18 @@ class RefusedRow:
         return f"a row of {self.table.name} cannot be stored ({self.reason}): {quoted(self.row, 200)}"
 
 
+_NEWER_TRIALS = select(TRIALS.c.number, TRIALS.c.trial_id).where(
+    TRIALS.c.study_id == bindparam("study_id"), TRIALS.c.trial_id > bindparam("last_id")
+)
+
+
 class WriteQueue:
     """Rows to insert, upsert or update. Not thread-safe: its owner holds a lock."""
 
     def __init__(self) -> None:
         self._new_trials: dict[int, RowValues] = {}
+        self._committed: dict[int, int] = {}
+        """Real ids of new trials that were found in the database, by provisional id."""
         self._added: defaultdict[Table, list[RowValues]] = defaultdict(list)
         self._upserted: defaultdict[Table, dict[Key, RowValues]] = defaultdict(dict)
         self._updated: defaultdict[Table, dict[Key, RowValues]] = defaultdict(dict)
@@ -92,6 +99,7 @@ class WriteQueue:
     def extend(self, newer: WriteQueue) -> None:
         """Append the rows of a queue that was filled after this one."""
         self._new_trials.update(newer._new_trials)
+        self._committed.update(newer._committed)
         for table, rows in newer._added.items():
             self._added[table].extend(rows)
         for table, keyed in newer._upserted.items():
@@ -103,6 +111,21 @@ class WriteQueue:
                     self.update_trial(row["trial_id"], {name: row[name] for name in row if name != "trial_id"})
                 else:
                     self.update(table, row)
+
+    def find_committed(self, connection: Connection, last_ids: Mapping[int, int]) -> None:
+        """Find new trials that are in the database already, as the answer to an earlier commit was lost.
+
+        For the holder of the study's lease only: the trials could be another's otherwise.
+        """
+        for study_id in self.studies_of_new_trials():
+            found = connection.execute(_NEWER_TRIALS, {"study_id": study_id, "last_id": last_ids[study_id]})
+            ids: dict[int, int] = {row.number: row.trial_id for row in found}
+            for provisional, row in list(self._new_trials.items()):
+                if row["study_id"] == study_id and row["number"] in ids:
+                    del self._new_trials[provisional]
+                    self._committed[provisional] = ids[row["number"]]
+                    changed = {name: value for name, value in row.items() if name not in ("study_id", "number")}
+                    self.update_trial(provisional, changed)
 
     def studies_of_new_trials(self) -> list[int]:
         """Return the ids of the studies that get new trials."""
@@ -157,11 +180,11 @@ class WriteQueue:
 
     def _insert_trials(self, connection: Connection, last_ids: Mapping[int, int]) -> dict[int, int]:
         if not self._new_trials:
-            return {}
+            return dict(self._committed)
         for study_id in self.studies_of_new_trials():
-            _claim_study(connection, study_id, last_ids[study_id])
+            _claim_study(connection, study_id, max([last_ids[study_id], *self._committed.values()]))
         ids = connection.execute(_INSERT_TRIALS, list(self._new_trials.values())).scalars()
-        return dict(zip(self._new_trials, ids, strict=True))
+        return {**self._committed, **dict(zip(self._new_trials, ids, strict=True))}
 
 
 def lock_study(connection: Connection, study_id: int) -> None:

@@ -22,6 +22,7 @@ from hydra_tune.coordinator.failures import Failures
 from hydra_tune.coordinator.interrupts import Signals, run_in_event_loop
 from hydra_tune.coordinator.limits import Limits
 from hydra_tune.coordinator.makespan import Makespan
+from hydra_tune.coordinator.outage import Outage
 from hydra_tune.coordinator.result import SearchResult
 from hydra_tune.coordinator.run_directories import RunDirectories, run_directories
 from hydra_tune.coordinator.sampling import make_pruner, make_sampler
@@ -31,7 +32,7 @@ from hydra_tune.coordinator.study import OwnedStudy
 from hydra_tune.coordinator.study_thread import StudyThread
 from hydra_tune.coordinator.trial_loop import TrialLoop
 from hydra_tune.core.devices import Device, cores, parse_devices
-from hydra_tune.core.errors import InputError, SearchFailed
+from hydra_tune.core.errors import InputError, SearchFailed, StorageError
 from hydra_tune.core.states import Outcome
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.scheduler import POLICIES, SLOTS
@@ -73,6 +74,7 @@ def search(
     keep_weights: int = 10,
     checkpoint_seconds: float = 10.0,
     deadline: float | None = None,
+    database_patience: float = 300.0,
     allow_changes: bool = False,
 ) -> SearchResult:
     """Search for the candidate with the best metric.
@@ -94,16 +96,16 @@ def run_search(
     *,
     space: Any = None,
     load_build: Callable[[], Build] | None = None,
-    hint: str = "",
+    again: str = "",
 ) -> SearchResult:
-    """Run a search whose settings are already checked; `hint` is shown once it has started."""
+    """Run a search whose settings are already checked; `again` is the command that resumes it."""
     devices = parse_devices(settings.devices, settings.device_memory)
     # Check these before anything is created.
     resolve(settings.strategy, budgeted=settings.device_memory is not None).check(len(devices))
     make_sampler(settings.sampler, seed=settings.seed or 0, space=space)
     make_pruner(settings.pruner)
     with run_directories(settings.spill) as directories, make_display(settings, devices) as display:
-        whole_search = Search(source, settings, devices, display, directories, space, hint)
+        whole_search = Search(source, settings, devices, display, directories, space, again)
         run_in_event_loop(whole_search)
     result = SearchResult(settings.storage, settings.study, load_build or source.load)
     if whole_search.interrupted:
@@ -127,7 +129,8 @@ class Search:
     directories: RunDirectories
     """Directories for data exchanged by processes (the first) and for spilled state when that is full."""
     space: Any = None
-    hint: str = ""
+    again: str = ""
+    """Command that resumes this search."""
     strategy: Strategy | None = None
     """Strategy to use; by default that of the settings."""
     profiles: Path | None = None
@@ -159,17 +162,26 @@ class Search:
         if isinstance(self._strategy, Auto):
             self._strategy = dataclasses.replace(self._strategy, planner=self._planner())
         engine = self._engine()
-        self.study = StudyThread(lambda: OwnedStudy(self.settings, self.space, self.source))
+        self.study = StudyThread(
+            lambda: OwnedStudy(self.settings, self.space, self.source),
+            Outage(self.settings.database_patience, self.display.show),
+            on_broken=self._give_up,
+        )
         with Signals(self._interrupt, self.display.restore_terminal):
-            # The template imports torch while the database is opened.
-            async with engine, self.study:
-                self.runner = self._trial_runner(engine)
-                await self._run_trials()
-                await self._trials.announced()
-                if line := self.makespan.line():
-                    self.display.show(line)
-                if self._trials.broken is not None:
-                    raise self._trials.broken
+            try:
+                # The template imports torch while the database is opened.
+                async with engine, self.study:
+                    self.runner = self._trial_runner(engine)
+                    await self._run_trials()
+                    await self._trials.announced()
+                    if line := self.makespan.line():
+                        self.display.show(line)
+                    if self._trials.broken is not None:
+                        raise self._trials.broken
+            except StorageError as error:
+                if not self.again or not self.study.opened:
+                    raise
+                raise StorageError(error.message, f"{error.hint}; then go on with: {self.again}") from error
 
     def _engine(self) -> Engine:
         folder = self.source.folder()
@@ -271,11 +283,16 @@ class Search:
     def _show_beginning(self, finished: int) -> None:
         """Show and record that the search has begun."""
         self.display.search_started(self.study.study_id, finished)
-        if self.hint:
-            self.display.show(self.hint)
+        if self.again:
+            self.display.show(f"if it is interrupted: {self.again}")
         self.study.record_event(None, POOL, json.dumps({device.name: device.memory for device in self.devices}))
         if self._limits.trials < self._limits.total:
             self.display.show(f"the grid has {self._limits.trials} points: the search ends there")
+
+    def _give_up(self, error: Exception) -> None:
+        """End the search, as nothing can be stored any more."""
+        if hasattr(self, "_trials"):
+            self._trials.give_up(error)
 
     def _note(self, outcome: Outcome) -> None:
         """Note the end of a trial."""

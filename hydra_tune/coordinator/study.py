@@ -27,6 +27,7 @@ from hydra_tune.core.seeds import new_study_seed, trial_seed
 from hydra_tune.core.states import OPTUNA_STATE, Outcome, Status
 from hydra_tune.engine.unit import StepRecord, Unit, UnitResult
 from hydra_tune.storage import open_storage
+from hydra_tune.storage.database import check_same_file
 from hydra_tune.storage.leases import HeldLease
 from hydra_tune.storage.queries import study_summary, trial_attempts, trial_records
 from hydra_tune.storage.records import StudyRecords
@@ -159,6 +160,7 @@ class OwnedStudy:
 
     def flush(self) -> None:
         """Write the queued changes, if this process still has the lease."""
+        check_same_file(self.storage.engine)
         self._lease.check()
         self.storage.flush()
         for refused in self.storage.take_refused():

@@ -5,6 +5,7 @@
     │   ├── CandidateError   a field of a Candidate
     │   ├── SpecError        a YAML file, a flag, a name
     │   └── StorageError     a database that cannot be used
+    │       ├── DatabaseAway     it cannot be reached or written for now
     │       └── UnstorableError  a value that it cannot hold
     ├── Infeasible           a candidate that no cutting makes fit the devices
     ├── PlacementInfeasible  a graph that no placement makes fit the devices
@@ -46,6 +47,10 @@ class SpecError(InputError):
 
 class StorageError(InputError):
     """A database cannot be opened, read or written."""
+
+
+class DatabaseAway(StorageError):
+    """A database cannot be reached or written for now; it may come back."""
 
 
 class UnstorableError(StorageError):

@@ -29,7 +29,7 @@ def study(tmp_path: Path) -> Path:
 
 
 def start(study: Path, spec: str) -> None:
-    assert run(["search", spec, "--trials", "1", "--devices", "1xcpu", "--study", "s", "-q", "--sampler", "random"]) == 0
+    assert run(["search", spec, "--trials", "1", "--devices", "1xcpu", "--study", "s", "-q"]) == 0
 
 
 def rewrite(study: Path, spec: object) -> None:
