@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
 import sqlalchemy
 from sqlalchemy import URL, Connection, Engine, event
@@ -141,6 +142,7 @@ def _sqlite_engine(path: Path, read_only: bool) -> Engine:
     url = URL.create("sqlite", database=str(path))
     file = _SqliteFile(path, read_only)
     engine = sqlalchemy.create_engine(url, creator=file.open)
+    _files[engine] = file
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
@@ -184,11 +186,15 @@ class _SqliteFile:
             )
 
 
+_files: WeakKeyDictionary[Engine, _SqliteFile] = WeakKeyDictionary()
+"""The file of each SQLite engine."""
+
+
 def check_same_file(engine: Engine) -> None:
     """Raise a StorageError if a SQLite database is no longer at its path."""
-    if engine.dialect.name == "sqlite":
-        with reading(engine):
-            return
+    file = _files.get(engine)
+    if file is not None:
+        file.check()
 
 
 def _check_sqlite_file(path: Path, read_only: bool) -> None:

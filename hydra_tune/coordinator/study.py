@@ -19,8 +19,9 @@ from optuna.trial import TrialState
 
 from hydra_tune.coordinator.files import StudyFiles
 from hydra_tune.coordinator.ledger import Ledger
+from hydra_tune.coordinator.repeatable import RepeatableSampler
 from hydra_tune.coordinator.resuming import ALLOW, check_objectives, check_source
-from hydra_tune.coordinator.sampling import make_pruner, make_sampler
+from hydra_tune.coordinator.sampling import BY_NUMBER, make_pruner, make_sampler
 from hydra_tune.coordinator.settings import SearchSettings
 from hydra_tune.core.errors import SpecError, StorageError
 from hydra_tune.core.seeds import new_study_seed, trial_seed
@@ -95,7 +96,9 @@ class OwnedStudy:
             check_source(self._before, settings, source)
         recorded = self._before.seed if self._before is not None else None
         self.seed = next(s for s in (settings.seed, recorded, new_study_seed()) if s is not None)
-        self.sampler = make_sampler(settings.sampler, seed=self._sampler_seed(), space=space)
+        self.sampler = make_sampler(settings.sampler, seed=self.seed, space=space)
+        if isinstance(settings.sampler, str) and settings.sampler not in BY_NUMBER:
+            self.sampler = RepeatableSampler(self.sampler, self.seed)
         parts: dict[str, Any] = {"storage": self.storage, "sampler": self.sampler}
         parts["pruner"] = make_pruner(settings.pruner)
         if not exists:
@@ -107,15 +110,6 @@ class OwnedStudy:
         assert self._before is not None
         check_objectives(self._before, settings)
         return optuna.load_study(study_name=settings.study, **parts)
-
-    def _sampler_seed(self) -> int:
-        """Return the study's seed; for samplers that draw from one stream, a new seed for each resumption.
-
-        A stream that started over would propose its first trials again.
-        """
-        stored = sum(self._before.trials.values()) if self._before is not None else 0
-        by_number = self.settings.sampler in ("random", "grid", "qmc")
-        return self.seed if by_number or not stored else trial_seed(self.seed, stored)
 
     def _describe(self, source: Source) -> None:
         with warnings.catch_warnings():
@@ -274,6 +268,8 @@ class OwnedStudy:
                 self.event(number, *args)
             case "set_constraint":
                 trial.set_constraint(*args)
+            case "caught_up":
+                return None
             case "distributions":
                 return trial.distributions
             case "constraints":

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hydra_tune.engine.worker import WorkerContext
 
 
+CALLS_AHEAD = 200
+"""Calls that do not wait for an answer, after which one waits until the coordinator has worked through them."""
 LARGEST_STEP = 2**31 - 1
 """Largest step of a report: the column's limit on PostgreSQL, and the same everywhere."""
 
@@ -49,6 +51,7 @@ class RemoteTrial(BaseTrial):
         self._unit = context.unit
         """Unit of this trial: threads that outlive it must not act for the next trial."""
         self._params: dict[str, Any] = {}
+        self._told = 0
         self._user_attrs = dict(info.user_attrs)
 
     def _ask(self, name: str, *args: Any) -> Any:
@@ -56,6 +59,9 @@ class RemoteTrial(BaseTrial):
 
     def _tell(self, name: str, *args: Any) -> None:
         self._context.tell(self._unit, name, *args)
+        self._told += 1
+        if self._told % CALLS_AHEAD == 0:
+            self._ask("caught_up")  # so that calls do not pile up in the coordinator's memory
 
     def _suggest(self, method: str, name: str, *args: Any, **options: Any) -> Any:
         value = self._ask(method, str(name), args, options)
