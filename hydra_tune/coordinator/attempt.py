@@ -89,7 +89,8 @@ class Attempt(TrialRun):
         except UnitHung as error:
             return Outcome(Status.HUNG, error=str(error), traceback=error.stacks)
         except WorkerLost as error:
-            return Outcome(Status.LOST, error=str(error))
+            doing = "while it trained" if self.facts.trained else "while it ran your build function"
+            return Outcome(Status.LOST, error=f"{error} ({doing})")
 
     async def _train(self) -> Outcome:
         self.facts.trained = True

@@ -14,6 +14,8 @@ from typing import Any
 
 import sqlalchemy
 
+from hydra_tune.core.errors import InputError
+
 
 def files_directory(storage_url: str, recorded: str | None = None) -> Path:
     """Return the directory for the files that belong to a database.
@@ -29,6 +31,16 @@ def files_directory(storage_url: str, recorded: str | None = None) -> Path:
         return Path(recorded)
     where = f"{url.host or url.query.get('host')}:{url.port}/{url.database}"
     return Path("hydra_tune_files").resolve() / hashlib.sha256(where.encode()).hexdigest()[:12]
+
+
+def check_files_directory(storage_url: str) -> None:
+    """Raise an InputError if the directory for a database's files cannot be one."""
+    wanted = files_directory(storage_url)
+    for place in (wanted, *wanted.parents):
+        if place.exists() or place.is_symlink():
+            if not place.is_dir():
+                raise InputError(f"{str(place)!r} is no directory, but weights go there", "rename or remove it")
+            return
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,7 @@ class RepeatableSampler(BaseSampler):
         self._seed(trial, RELATIVE)
         self.sampler.before_trial(study, trial)
 
-    def after_trial(
-        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
-    ) -> None:
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         self._seed(trial, RELATIVE)
         self.sampler.after_trial(study, trial, state, values)
 

@@ -19,6 +19,7 @@ from hydra_tune.coordinator.actions import Obeying
 from hydra_tune.coordinator.attempts import TrialRunner
 from hydra_tune.coordinator.display import Display, make_display
 from hydra_tune.coordinator.failures import Failures
+from hydra_tune.coordinator.files import check_files_directory
 from hydra_tune.coordinator.interrupts import Signals, run_in_event_loop
 from hydra_tune.coordinator.limits import Limits
 from hydra_tune.coordinator.makespan import Makespan
@@ -101,6 +102,7 @@ def run_search(
     """Run a search whose settings are already checked; `again` is the command that resumes it."""
     devices = parse_devices(settings.devices, settings.device_memory)
     # Check these before anything is created.
+    check_files_directory(settings.storage)
     resolve(settings.strategy, budgeted=settings.device_memory is not None).check(len(devices))
     make_sampler(settings.sampler, seed=settings.seed or 0, space=space)
     make_pruner(settings.pruner)

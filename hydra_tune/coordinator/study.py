@@ -44,6 +44,10 @@ _DISTRIBUTIONS: dict[str, Callable[..., BaseDistribution]] = {
 }
 
 
+def _exists(name: str) -> SpecError:
+    return SpecError(f"study {name!r} exists already", "use resume to go on with it, or another name")
+
+
 @dataclass(frozen=True)
 class Asked:
     """A trial to run; `attempts` is the number of earlier attempts."""
@@ -90,7 +94,7 @@ class OwnedStudy:
         settings = self.settings
         exists = settings.study in optuna.get_all_study_names(self.storage)
         if exists and not settings.resume:
-            raise SpecError(f"study {settings.study!r} exists already", "use resume to go on with it, or another name")
+            raise _exists(settings.study)
         self._before = study_summary(self.storage, settings.study) if settings.resume else None
         if self._before is not None:
             check_source(self._before, settings, source)
@@ -103,7 +107,10 @@ class OwnedStudy:
         parts["pruner"] = make_pruner(settings.pruner)
         if not exists:
             directions = [StudyDirection[direction.upper()] for direction in settings.directions]
-            study = optuna.create_study(study_name=settings.study, directions=directions, **parts)
+            try:
+                study = optuna.create_study(study_name=settings.study, directions=directions, **parts)
+            except optuna.exceptions.DuplicatedStudyError as error:  # made by another search at this moment
+                raise _exists(settings.study) from error
             for params in settings.enqueue:
                 study.enqueue_trial(dict(params))
             return study

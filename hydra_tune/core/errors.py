@@ -107,6 +107,14 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
 
 
+def shortened(text: str, limit: int) -> str:
+    """Return a text of at most about `limit` characters: its head and its tail, and the number of those between."""
+    if len(text) <= limit:
+        return text
+    head, tail = 2 * limit // 3, limit // 3
+    return f"{text[:head]} … {len(text) - head - tail} characters left out … {text[-tail:]}"
+
+
 def quoted(value: object, limit: int = 60) -> str:
     """Return `repr(value)` for use in a message: printable, on one line, at most `limit` characters."""
     text = " ".join("".join(c if c.isprintable() else " " for c in repr(value)).split())

@@ -302,6 +302,7 @@ def _settle(setup: Setup) -> None:
     """Apply the coordinator's path, folder and environment, and this worker's thread counts."""
     sys.path[:] = setup.sys_path
     os.chdir(setup.cwd)
+    os.umask(os.umask(0o022) | 0o002)  # weights and checkpoints that anybody may change could not be trusted
     os.environ.clear()
     os.environ.update(setup.environment)
     # Libraries loaded by now have read the template's environment; later ones read the one above.

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from optuna.distributions import BaseDistribution, CategoricalChoiceType
 from optuna.trial import BaseTrial
 
+from hydra_tune.core.metric_value import is_complex
+
 if TYPE_CHECKING:
     from hydra_tune.engine.worker import WorkerContext
 
@@ -99,6 +101,8 @@ class RemoteTrial(BaseTrial):
     def report(self, value: float, step: int) -> None:
         if self._info.objectives > 1:
             raise NotImplementedError("Trial.report is not supported for multi-objective optimization.")
+        if is_complex(value):
+            raise TypeError(f"report needs a real number as value, not {value!r}")
         try:
             value = float(value)
         except (TypeError, ValueError):
