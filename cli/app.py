@@ -65,6 +65,10 @@ def options(
 def main() -> None:
     """Run a command and end with its exit code."""
     os.umask(os.umask(0o022) | 0o002)  # no file of ours is for everybody to change
+    if "HYDRA_TUNE_CRASH_POINT" in os.environ:  # a test of crashes
+        from hydra_tune.engine import crash_points
+
+        crash_points.install("coordinator")
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     code = run([argument for argument in arguments if argument != "--debug"], debug=debug)

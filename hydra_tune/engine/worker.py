@@ -283,6 +283,10 @@ def main(fd: int) -> None:
     except Closed:
         os._exit(COORDINATOR_GONE)
     _settle(setup)
+    if "HYDRA_TUNE_CRASH_POINT" in os.environ:  # a test of crashes
+        from hydra_tune.engine import crash_points
+
+        crash_points.install(setup.device.replace(":", ""))
     context = WorkerContext(setup, channel)
     if context.on_accelerator:
         from hydra_tune.core import accelerator
