@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 no trial completed, 2 the input is wrong, 130 interrupted.
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from typing import Annotated
 
@@ -63,6 +64,11 @@ def options(
 
 def main() -> None:
     """Run a command and end with its exit code."""
+    os.umask(os.umask(0o022) | 0o002)  # no file of ours is for everybody to change
+    if "HYDRA_TUNE_CRASH_POINT" in os.environ:  # a test of crashes
+        from hydra_tune.engine import crash_points
+
+        crash_points.install("coordinator")
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     code = run([argument for argument in arguments if argument != "--debug"], debug=debug)
@@ -81,9 +87,11 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130
-    except BrokenPipeError:
-        # The reader of our output is gone, as with `| head`.
-        sys.stderr.close()
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        # The reader of our output is gone, as with `| head`. What is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except HydraTuneError as error:
         if debug:

@@ -49,7 +49,7 @@ def doctor(
 def _machine() -> dict[str, Any]:
     import psutil
 
-    from hydra_tune.coordinator.files import SHARED_MEMORY
+    from hydra_tune.coordinator.run_directories import SHARED_MEMORY
     from hydra_tune.core.devices import cores, format_bytes, parse_devices
 
     memory = psutil.virtual_memory()
@@ -69,7 +69,7 @@ def _rates(calibrate: bool) -> dict[str, float]:
     from pathlib import Path
     from tempfile import gettempdir
 
-    from hydra_tune.coordinator.files import SHARED_MEMORY
+    from hydra_tune.coordinator.run_directories import SHARED_MEMORY
     from hydra_tune.core.devices import parse_devices
     from hydra_tune.planner.rates import known_rates
 
@@ -149,7 +149,8 @@ def _orphan_files(url: str, opened: Any, studies: list[Any]) -> list[str]:
 
     from optuna.trial import TrialState
 
-    from hydra_tune.coordinator.files import SHARED_MEMORY, StudyFiles, abandoned_directories, files_directory
+    from hydra_tune.coordinator.files import StudyFiles, files_directory
+    from hydra_tune.coordinator.run_directories import SHARED_MEMORY, abandoned_directories
 
     files = {summary.study_id: StudyFiles.of(url, summary.study_id, summary.settings) for summary in studies}
     known = {place.directory for place in files.values()}

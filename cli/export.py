@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hydra_tune.cli.options import Json, Storage, Study
+from hydra_tune.cli.options import Json, Storage, Study, Trust
 
 
 def export(
@@ -16,6 +16,7 @@ def export(
     trial: Annotated[int | None, typer.Option(help="Number of a trial; default the best.")] = None,
     storage: Storage = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an earlier export.")] = False,
+    trust: Trust = None,
     as_json: Json = False,
 ) -> None:
     """Write a trial's weights (safetensors), its record (JSON) and its program (torch.export)."""
@@ -23,7 +24,7 @@ def export(
     from hydra_tune.coordinator.export import export_trial
     from hydra_tune.coordinator.settings import default_storage
 
-    exported = export_trial(storage or default_storage(), study, to, trial=trial, force=force)
+    exported = export_trial(storage or default_storage(), study, to, trial=trial, force=force, trusted=trust or ())
     if as_json:
         print_json(exported)
         return

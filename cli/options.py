@@ -57,6 +57,10 @@ Epochs = Annotated[int | None, typer.Option(help="Epochs of each candidate of a 
 Data = Annotated[str | None, typer.Option(help="Data set for built-in families.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(help="A file, folder or module whose code the study may run, outside the current folder."),
+]
 Study = Annotated[str, typer.Argument(help="Name of the study.")]
 
 

@@ -69,10 +69,17 @@ def _check_file(to: Path | None) -> None:
         raise SpecError(f"predictions cannot go to {quoted(str(to))}", "give a .csv or .parquet file")
 
 
+def inert_csv(frame: pd.DataFrame, to: Path) -> None:
+    """Write a CSV file in which no class and no column is a formula to a spreadsheet."""
+    from hydra_tune.core.csv_cells import inert
+
+    frame.map(inert).rename(columns=inert).to_csv(to, index=False)
+
+
 def _write(frame: pd.DataFrame, to: Path) -> None:
     from hydra_tune.core.errors import InputError
 
     try:
-        frame.to_csv(to, index=False) if to.suffix == ".csv" else frame.to_parquet(to, index=False)
+        inert_csv(frame, to) if to.suffix == ".csv" else frame.to_parquet(to, index=False)
     except OSError as error:
         raise InputError(f"{to} cannot be written ({error.strerror})", "give another --to") from error

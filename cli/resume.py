@@ -6,22 +6,24 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from hydra_tune.cli.options import Json, Quiet, Study, program, with_settings
+from hydra_tune.cli.options import Json, Quiet, Study, Trust, program, with_settings
 from hydra_tune.cli.running import run_and_print
 
 
 @with_settings(
     trials="A new total of trials.", storage=None, devices="Other devices than before.",
-    device_memory="Another budget of each device.", timeout=None, allow_changes="Go on with another build or space.",
+    device_memory="Another budget of each device.", spill="Another directory than before.",
+    timeout=None, allow_changes="Go on with another build or space.",
 )  # fmt: skip
-def resume(study: Study, *, quiet: Quiet = False, as_json: Json = False, **flags: Any) -> int:
+def resume(study: Study, *, trust: Trust = None, quiet: Quiet = False, as_json: Json = False, **flags: Any) -> int:
     """Go on with a study: finished trials stay, running ones go on from their checkpoints."""
     from hydra_tune.cli.fit import fit_and_show
     from hydra_tune.coordinator.settings import default_storage
     from hydra_tune.coordinator.spec import stored_spec
 
     storage = flags["storage"]
-    ready = stored_spec(storage or default_storage(), study, {**flags, "progress": False if quiet else None})
+    flags["progress"] = False if quiet else None
+    ready = stored_spec(storage or default_storage(), study, flags, trust or ())
     recorded = ready.source.describe() or {}
     if recorded.get("kind") == "fit":
         again = f"{program()} resume {shlex.quote(study)}"

@@ -32,6 +32,7 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
     """Run the search and return the exit code. `storage` is the user's argument, for suggested commands."""
     from hydra_tune.cli.tables import leaderboard, print_json, print_table
     from hydra_tune.coordinator.search import run_search
+    from hydra_tune.coordinator.trust import trust_flags
     from hydra_tune.storage.database import masked
 
     settings = ready.settings
@@ -39,9 +40,10 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
     shown = masked(storage) if storage else ""
     # A URL with a password is not printed, and one with *** could not be used.
     place = "" if not storage else f" --storage {shlex.quote(shown)}" if shown == storage else ' --storage "$URL"'
-    resume = f"{program()} resume {name}{place}"
+    trust = trust_flags(ready.source.describe())
+    resume = f"{program()} resume {name}{place}{trust}"
     try:
-        result = run_search(ready.source, settings, space=ready.space, hint=f"if it is interrupted: {resume}")
+        result = run_search(ready.source, settings, space=ready.space, again=resume)
     except KeyboardInterrupt:
         print(f"interrupted; nothing is lost. Go on with: {resume}", file=sys.stderr)
         return 130
@@ -54,7 +56,7 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
             _say_why(result.trials)
             typer.echo(f"look closer:   {program()} show {name} {result.best_trial.number}{place}")
             if result.has_weights(result.best_trial.number):
-                typer.echo(f"take it home:  {program()} export {name} --to model{place}")
+                typer.echo(f"take it home:  {program()} export {name} --to model{place}{trust}")
             typer.echo(f"in a browser:  {program()} dashboard{place}")
     finally:
         result.close()

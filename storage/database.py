@@ -18,15 +18,23 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
 import sqlalchemy
 from sqlalchemy import URL, Connection, Engine, event
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
 
-from hydra_tune.core.errors import StorageError, printable, quoted
+from hydra_tune.core.errors import DatabaseAway, StorageError, UnstorableError, printable, quoted
 
 if sys.platform != "win32":
     import fcntl
@@ -34,6 +42,8 @@ if sys.platform != "win32":
 # Commits take 0.2 ms: a writer that waits this many seconds faces a stuck process, not contention.
 BUSY_SECONDS = 60
 CONNECT_SECONDS = 10
+READ_ONLY = "25006"
+"""PostgreSQL's code for a write to a server that is read-only, such as a standby after a failover."""
 SQLITE_HEADER = b"SQLite format 3\0"
 EXAMPLES = "use sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
 _READS = "hydra_reads"
@@ -130,14 +140,61 @@ def _sqlite_path(url: URL) -> Path:
 def _sqlite_engine(path: Path, read_only: bool) -> Engine:
     _check_sqlite_file(path, read_only)
     url = URL.create("sqlite", database=str(path))
-    engine = sqlalchemy.create_engine(url, creator=partial(_open_sqlite, path, read_only))
+    file = _SqliteFile(path, read_only)
+    engine = sqlalchemy.create_engine(url, creator=file.open)
+    _files[engine] = file
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
+        file.check()
         reads = connection.get_execution_options().get(_READS) or read_only
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
+
+
+class _SqliteFile:
+    """The file of an engine; the same one as long as the engine is used."""
+
+    def __init__(self, path: Path, read_only: bool) -> None:
+        self._path = path
+        self._read_only = read_only
+        self._first: os.stat_result | None = None
+
+    def open(self) -> sqlite3.Connection:
+        self.check()
+        connection = _open_sqlite(self._path, self._read_only)
+        if self._first is None and self._path.exists():
+            self._first = self._path.stat()
+        return connection
+
+    def check(self) -> None:
+        """Raise a StorageError if the file that was opened first is no longer at its path.
+
+        SQLite would go on in a file without a name, or make an empty one. A reader may be given another file.
+        """
+        if self._first is None or self._read_only:
+            return
+        try:
+            same = os.path.samestat(self._path.stat(), self._first)
+        except FileNotFoundError:
+            same = False
+        if not same:
+            shown = quoted(str(self._path), limit=200)
+            raise StorageError(
+                f"database {shown} was removed, renamed or replaced while it was in use", "put it back, then resume"
+            )
+
+
+_files: WeakKeyDictionary[Engine, _SqliteFile] = WeakKeyDictionary()
+"""The file of each SQLite engine."""
+
+
+def check_same_file(engine: Engine) -> None:
+    """Raise a StorageError if a SQLite database is no longer at its path."""
+    file = _files.get(engine)
+    if file is not None:
+        file.check()
 
 
 def _check_sqlite_file(path: Path, read_only: bool) -> None:
@@ -219,15 +276,28 @@ def explaining(engine: Engine) -> Iterator[None]:
 
 
 def _explained(error: SQLAlchemyError, engine: Engine) -> StorageError:
+    if isinstance(error, DataError):
+        return UnstorableError(str(error.orig).strip().splitlines()[0], "give a value that the database can hold")
     cause = getattr(error, "orig", None) or error
     reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
     password = engine.url.password
     if password:
         reason = reason.replace(str(password), "***")
-    for symptom, hint in _HINTS.items():
-        if symptom in reason:
-            return StorageError(f"database {masked(address(engine))}: {reason}", hint)
-    return StorageError(f"database {masked(address(engine))}: {reason}", "run `hydra-tune doctor` on it")
+    hint = next((hint for symptom, hint in _HINTS.items() if symptom in reason), "run `hydra-tune doctor` on it")
+    kind = DatabaseAway if _may_come_back(error, reason) else StorageError
+    return kind(f"database {masked(address(engine))}: {reason}", hint)
+
+
+def _may_come_back(error: SQLAlchemyError, reason: str) -> bool:
+    """True for errors that end by themselves: a server that restarts or is read-only, a file that is locked."""
+    if not isinstance(error, DBAPIError):
+        return False
+    if error.connection_invalidated or getattr(error.orig, "sqlstate", None) == READ_ONLY:
+        return True
+    if not isinstance(error, OperationalError | InterfaceError):
+        return False
+    on_sqlite = isinstance(error.orig, sqlite3.Error)
+    return not on_sqlite or any(symptom in reason for symptom in ("is locked", "readonly", "unable to open"))
 
 
 _HINTS = {

@@ -3,6 +3,9 @@
 A lease names a process on a host. On the same host the lease is free as soon as that process is dead. Another host
 cannot check the process, so there the lease is free after it has not been renewed for `STALE_AFTER`. Lease times are
 the database's: on a server, the clocks of two hosts may differ by more than that.
+
+A holder that was suspended may wake after another has taken over. So every transaction of the holder's storage checks
+the lease first (`QueuedDatabase.fence`), by the holder's own number: what a former holder still has is never written.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from hydra_tune.core.errors import StorageError
 from hydra_tune.storage.database import writing
 from hydra_tune.storage.optuna_storage import HydraStorage
 from hydra_tune.storage.tables import HYDRA_LEASES, utc_now
+from hydra_tune.storage.write_queue import lock_study
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +99,7 @@ class HeldLease:
         self._renewing = threading.Lock()
         self._thread: threading.Thread | None = None
         with writing(storage.engine) as connection:
+            lock_study(connection, study_id)  # one at a time may take over
             found = read_lease(connection, study_id)
             if found is not None and found.held():
                 age = (found.read - found.taken).total_seconds()
@@ -104,7 +109,8 @@ class HeldLease:
                 )
             connection.execute(delete(HYDRA_LEASES).where(HYDRA_LEASES.c.study_id == study_id))
             connection.execute(insert(HYDRA_LEASES).values(**self._row(_now(connection))))
-        self._renewed = time.monotonic()
+        self._renewed = _clock()
+        storage.fence = self.check_within
 
     def _row(self, now: datetime) -> dict[str, object]:
         return {
@@ -125,13 +131,26 @@ class HeldLease:
     def check(self) -> None:
         """Raise a StorageError if another process has taken the study over.
 
-        Asks the database if the renewing thread has not done so for a while, for example after this process was
-        suspended.
+        Asks the database if the renewing thread has not done so for a while, for example after this process or the
+        machine was suspended.
         """
-        if self._lost is None and time.monotonic() - self._renewed > 2 * RENEW_SECONDS:
+        if self._lost is None and _clock() - self._renewed > 2 * RENEW_SECONDS:
             self.renew()
         if self._lost is not None:
             raise self._lost
+
+    def check_within(self, connection: Connection) -> None:
+        """Raise a StorageError, within a transaction that writes, if another process has taken the study over.
+
+        The lease's row is locked until the transaction ends: nobody can take over in between.
+        """
+        held = select(HYDRA_LEASES.c.holder).where(self._ours).with_for_update()
+        if connection.execute(held).scalar() is None:
+            raise self._taken_over()
+
+    def _taken_over(self) -> StorageError:
+        self._lost = StorageError("another process has taken this study over", "let that one finish, then resume")
+        return self._lost
 
     def renew(self) -> None:
         """Renew the lease; raise a StorageError if another process has taken the study over."""
@@ -139,15 +158,13 @@ class HeldLease:
             with writing(self._storage.engine) as connection:
                 renewed = connection.execute(update(HYDRA_LEASES).where(self._ours).values(renewed=_now(connection)))
             if renewed.rowcount == 0:
-                self._lost = StorageError(
-                    "another process has taken this study over", "let that one finish, then resume"
-                )
-                raise self._lost
-            self._renewed = time.monotonic()
+                raise self._taken_over()
+            self._renewed = _clock()
 
     def release(self) -> None:
         """Release the lease and stop renewing it."""
         self._released.set()
+        self._storage.fence = None
         if self._thread is not None:
             self._thread.join()
         with writing(self._storage.engine) as connection:
@@ -176,6 +193,11 @@ def read_leases(connection: Connection) -> list[Lease]:
     """Return all leases, held and stale."""
     now = _now(connection)
     return [Lease(**row._mapping, read=now) for row in connection.execute(select(HYDRA_LEASES))]
+
+
+def _clock() -> float:
+    """Return seconds that also pass while the machine is suspended, where the system has such a clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _now(connection: Connection) -> datetime:

@@ -205,7 +205,11 @@ class HydraStorage(QueuedDatabase, BaseStorage):
         with self._editing(trial_id) as edit:
             self.check_trial_is_updatable(trial_id, edit.trial.state)
             edit.upsert(TRIAL_REPORTS, rows.report_row(step, intermediate_value))
-            reports = {**edit.trial.intermediate_values, step: float(intermediate_value)}
+            reports = edit.trial.intermediate_values
+            if not self._batching:  # a reader of another thread may have the trial
+                reports = {**reports}
+            # While batching, one thread owns the study: copying would make ten thousand reports quadratic.
+            reports[step] = float(intermediate_value)
             edit.trial = replaced(edit.trial, intermediate_values=reports)
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:

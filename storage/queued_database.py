@@ -13,7 +13,7 @@ This class finds and changes trials and studies; Optuna's storage interface is i
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -27,7 +27,7 @@ from hydra_tune.storage.cache import Cache, CachedStudy
 from hydra_tune.storage.database import address, connect, masked, reading, writing
 from hydra_tune.storage.schema import check_schema, ensure_schema
 from hydra_tune.storage.tables import TRIALS
-from hydra_tune.storage.write_queue import WriteQueue, lock_study
+from hydra_tune.storage.write_queue import UNSTORABLE, RefusedRow, WriteQueue, lock_study
 
 # Provisional ids count up from here: negative, unlike every real id, and within PostgreSQL's integers.
 FIRST_PROVISIONAL_ID = -(2**31)
@@ -72,6 +72,11 @@ class QueuedDatabase:
         self._queue = WriteQueue()
         self._in_flight = WriteQueue()
         self._batching = False
+        self.fence: Callable[[Connection], None] | None = None
+        """Called first in each transaction that writes; raises to prevent it."""
+        self._refused: list[RefusedRow] = []
+        self._unsure = False
+        """True if the last flush failed, perhaps after its commit: a connection may break before the answer."""
         self._provisional_ids = count(FIRST_PROVISIONAL_ID)
         # `_lock` guards the cache and the queue; `_flush_lock` lets one flush run at a time. A flush takes `_lock` only
         # at its start and end, so that a slow disk does not block readers. Never wait for `_flush_lock` while holding
@@ -165,16 +170,49 @@ class QueuedDatabase:
                 self._in_flight = batch
                 last_ids = self._cache.last_row_ids(batch.studies_of_new_trials())
             try:
-                with writing(self._engine) as connection:
-                    ids = batch.write(connection, self._cache.row_ids, last_ids)
+                ids = self._write(batch, last_ids)
             except BaseException:
                 with self._lock:
                     batch.extend(self._queue)
                     self._queue, self._in_flight = batch, WriteQueue()
+                    self._unsure = True
                 raise
             with self._lock:
                 self._cache.learn_row_ids(ids)
                 self._in_flight = WriteQueue()
+                self._unsure = False
+
+    def _write(self, batch: WriteQueue, last_ids: Mapping[int, int]) -> dict[int, int]:
+        """Write a batch in one transaction, without the rows that no database could store."""
+        try:
+            with self._fenced() as connection:
+                if self._unsure and self.fence is not None:
+                    batch.find_committed(connection, last_ids)
+                return batch.write(connection, self._cache.row_ids, last_ids)
+        except UNSTORABLE:
+            with self._fenced() as connection:
+                ids, refused = batch.write_singly(connection, self._cache.row_ids, last_ids)
+            with self._lock:
+                self._refused += refused
+            return ids
+
+    def take_refused(self) -> list[RefusedRow]:
+        """Return the rows that could not be stored since the last call."""
+        with self._lock:
+            refused, self._refused = self._refused, []
+        return refused
+
+    def number_of(self, trial_id: int) -> int | None:
+        """Return the number of a cached trial."""
+        known = self._cache.find(trial_id)
+        return None if known is None else known[1].number
+
+    @contextmanager
+    def _fenced(self) -> Iterator[Connection]:
+        with writing(self._engine) as connection:
+            if self.fence is not None:
+                self.fence(connection)
+            yield connection
 
     def add(self, table: Table, row: Mapping[str, Any]) -> None:
         """Insert a row into a `hydra_` table, in the same queue and transaction as the trials."""
@@ -205,7 +243,7 @@ class QueuedDatabase:
                 yield change
                 self._queue.extend(change.rows)
                 return
-            with writing(self._engine) as change.connection:
+            with self._fenced() as change.connection:
                 yield change
                 last_ids = self._cache.last_row_ids(change.rows.studies_of_new_trials())
                 change.new_ids = change.rows.write(change.connection, self._cache.row_ids, last_ids)

@@ -127,6 +127,8 @@ def param_row(name: str, internal: float, distribution: BaseDistribution) -> dic
 
 def report_row(step: int, value: float) -> dict[str, Any]:
     """Return the row of an intermediate value."""
+    if not -(2**31) <= step < 2**31:
+        raise StorageError(f"step {quoted(step)} of a report cannot be stored", f"report steps up to {2**31 - 1}")
     stored, kind = models.TrialIntermediateValueModel.intermediate_value_to_stored_repr(float(value))
     return {"step": int(step), "intermediate_value": stored, "intermediate_value_type": kind}
 

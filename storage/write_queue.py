@@ -8,17 +8,21 @@ per table. A new trial has no id before the database assigns one: its rows carry
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from sqlalchemy import Connection, Insert, Table, Update, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DataError
 
-from hydra_tune.core.errors import StorageError
+from hydra_tune.core.errors import StorageError, UnstorableError, quoted
 from hydra_tune.storage.tables import STUDIES, TRIALS, key_columns
 
 RowValues = dict[str, Any]
+UNSTORABLE = (UnstorableError, DataError, OverflowError, UnicodeError)
+"""Errors of a row that no later attempt could write: drivers raise several kinds."""
 Key = tuple[Any, ...]
 
 
@@ -32,11 +36,30 @@ _FOREIGN_TRIALS = (
 )
 
 
+@dataclass(frozen=True)
+class RefusedRow:
+    """A row that the database cannot hold, and why."""
+
+    table: Table
+    row: RowValues
+    reason: str
+
+    def __str__(self) -> str:
+        return f"a row of {self.table.name} cannot be stored ({self.reason}): {quoted(self.row, 200)}"
+
+
+_NEWER_TRIALS = select(TRIALS.c.number, TRIALS.c.trial_id).where(
+    TRIALS.c.study_id == bindparam("study_id"), TRIALS.c.trial_id > bindparam("last_id")
+)
+
+
 class WriteQueue:
     """Rows to insert, upsert or update. Not thread-safe: its owner holds a lock."""
 
     def __init__(self) -> None:
         self._new_trials: dict[int, RowValues] = {}
+        self._committed: dict[int, int] = {}
+        """Real ids of new trials that were found in the database, by provisional id."""
         self._added: defaultdict[Table, list[RowValues]] = defaultdict(list)
         self._upserted: defaultdict[Table, dict[Key, RowValues]] = defaultdict(dict)
         self._updated: defaultdict[Table, dict[Key, RowValues]] = defaultdict(dict)
@@ -76,6 +99,7 @@ class WriteQueue:
     def extend(self, newer: WriteQueue) -> None:
         """Append the rows of a queue that was filled after this one."""
         self._new_trials.update(newer._new_trials)
+        self._committed.update(newer._committed)
         for table, rows in newer._added.items():
             self._added[table].extend(rows)
         for table, keyed in newer._upserted.items():
@@ -88,6 +112,21 @@ class WriteQueue:
                 else:
                     self.update(table, row)
 
+    def find_committed(self, connection: Connection, last_ids: Mapping[int, int]) -> None:
+        """Find new trials that are in the database already, as the answer to an earlier commit was lost.
+
+        For the holder of the study's lease only: the trials could be another's otherwise.
+        """
+        for study_id in self.studies_of_new_trials():
+            found = connection.execute(_NEWER_TRIALS, {"study_id": study_id, "last_id": last_ids[study_id]})
+            ids: dict[int, int] = {row.number: row.trial_id for row in found}
+            for provisional, row in list(self._new_trials.items()):
+                if row["study_id"] == study_id and row["number"] in ids:
+                    del self._new_trials[provisional]
+                    self._committed[provisional] = ids[row["number"]]
+                    changed = {name: value for name, value in row.items() if name not in ("study_id", "number")}
+                    self.update_trial(provisional, changed)
+
     def studies_of_new_trials(self) -> list[int]:
         """Return the ids of the studies that get new trials."""
         return sorted({row["study_id"] for row in self._new_trials.values()})
@@ -99,6 +138,29 @@ class WriteQueue:
         new trials. The queue itself is not changed, since the transaction may still fail.
         """
         new_ids = self._insert_trials(connection, last_ids)
+        for table, statement, rows in self._statements(connection.dialect.name, new_ids, row_ids):
+            _execute(connection, table, statement, rows)
+        return new_ids
+
+    def write_singly(
+        self, connection: Connection, row_ids: Mapping[int, int], last_ids: Mapping[int, int]
+    ) -> tuple[dict[int, int], list[RefusedRow]]:
+        """Write as `write` does, but row by row; also return the rows that cannot be stored and are left out."""
+        new_ids, refused = self._insert_trials(connection, last_ids), []
+        for table, statement, rows in self._statements(connection.dialect.name, new_ids, row_ids):
+            for row in rows:
+                try:
+                    with connection.begin_nested():
+                        _execute(connection, table, statement, [row])
+                except UNSTORABLE as error:
+                    reason = getattr(error, "orig", None) or error
+                    refused.append(RefusedRow(table, row, str(reason).strip().splitlines()[0]))
+        return new_ids, refused
+
+    def _statements(
+        self, dialect: str, new_ids: Mapping[int, int], row_ids: Mapping[int, int]
+    ) -> Iterator[tuple[Table, Insert | Update, list[RowValues]]]:
+        """Yield each statement with its rows, in the order of writing; not those of new trials."""
 
         def real(row: RowValues) -> RowValues:
             trial_id = row.get("trial_id", 0)
@@ -108,22 +170,21 @@ class WriteQueue:
 
         for table, keyed in self._upserted.items():
             for columns, rows in _alike(map(real, keyed.values())):
-                connection.execute(_upsert_statement(connection.dialect.name, table, columns), rows)
+                yield table, _upsert_statement(dialect, table, columns), rows
         for table, added in self._added.items():
             for _, rows in _alike(added):
-                connection.execute(insert(table), rows)
+                yield table, insert(table), rows
         for table, keyed in self._updated.items():
             for columns, rows in _alike(map(real, keyed.values())):
-                _update_rows(connection, table, columns, rows)
-        return new_ids
+                yield table, _update_statement(table, columns), rows
 
     def _insert_trials(self, connection: Connection, last_ids: Mapping[int, int]) -> dict[int, int]:
         if not self._new_trials:
-            return {}
+            return dict(self._committed)
         for study_id in self.studies_of_new_trials():
-            _claim_study(connection, study_id, last_ids[study_id])
+            _claim_study(connection, study_id, max([last_ids[study_id], *self._committed.values()]))
         ids = connection.execute(_INSERT_TRIALS, list(self._new_trials.values())).scalars()
-        return dict(zip(self._new_trials, ids, strict=True))
+        return {**self._committed, **dict(zip(self._new_trials, ids, strict=True))}
 
 
 def lock_study(connection: Connection, study_id: int) -> None:
@@ -186,7 +247,8 @@ def _update_statement(table: Table, columns: tuple[str, ...]) -> Update:
     return statement
 
 
-def _update_rows(connection: Connection, table: Table, columns: tuple[str, ...], rows: list[RowValues]) -> None:
-    keys = {column.name for column in table.primary_key}
-    bound = [{f"key_{name}" if name in keys else name: value for name, value in row.items()} for row in rows]
-    connection.execute(_update_statement(table, columns), bound)
+def _execute(connection: Connection, table: Table, statement: Insert | Update, rows: list[RowValues]) -> None:
+    if isinstance(statement, Update):
+        keys = {column.name for column in table.primary_key}
+        rows = [{f"key_{name}" if name in keys else name: value for name, value in row.items()} for row in rows]
+    connection.execute(statement, rows)

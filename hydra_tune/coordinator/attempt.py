@@ -53,6 +53,8 @@ class Attempt(TrialRun):
     """True if running trials are to end with the epochs they have."""
     on_progress: Callable[[int, Blueprint, Progress], None]
     show: Callable[[str], None]
+    directory_losses: Callable[[], int]
+    """Times that a directory of this run was found to be removed, and was made again."""
     judged: list[tuple[float, ...]] = field(default_factory=list)
     """Values of the search's metrics by epoch."""
     _third: int | None = None
@@ -62,6 +64,7 @@ class Attempt(TrialRun):
 
     async def run(self) -> Outcome:
         """Build and train; raise Interrupted, or NoRoom if the search cannot go on."""
+        before = self.directory_losses()
         try:
             built, self.candidacy = await self.building.build(self.info)
             if built.values is not None:
@@ -74,6 +77,8 @@ class Attempt(TrialRun):
         except CandidateError as error:
             return Outcome(Status.FAILED, error=str(error))
         except UnitFailed as error:
+            if self.directory_losses() != before:
+                return Outcome(Status.LOST, error="a directory of the search was removed")
             if error.failure.ours and error.failure.kind in (NoRoom.__name__, SpillFull.__name__):
                 raise NoRoom(error.failure.message) from error
             if error.failure.status == Status.INTERRUPTED:
@@ -84,7 +89,8 @@ class Attempt(TrialRun):
         except UnitHung as error:
             return Outcome(Status.HUNG, error=str(error), traceback=error.stacks)
         except WorkerLost as error:
-            return Outcome(Status.LOST, error=str(error))
+            doing = "while it trained" if self.facts.trained else "while it ran your build function"
+            return Outcome(Status.LOST, error=f"{error} ({doing})")
 
     async def _train(self) -> Outcome:
         self.facts.trained = True

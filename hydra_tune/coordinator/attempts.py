@@ -54,6 +54,8 @@ class TrialRunner:
     """Called when `build` is known to return candidates."""
     on_progress: Callable[[int, Blueprint, Progress], None]
     show: Callable[[str], None]
+    directory_losses: Callable[[], int]
+    """Times that a directory of this run was found to be removed, and was made again."""
     profiles: Path
     """Directory of the measured costs of models."""
     admission: Admission
@@ -131,5 +133,5 @@ class TrialRunner:
             profiles=self.profiles, engine=self.engine, at_once=self.at_once, strategy=self.strategy,
             settings=self.settings, study=self.study, building=self.building, deadlines=self.deadlines,
             survival=self.survival, stopping=self.stopping, ends_now=self.out_of_time, on_progress=self.on_progress,
-            show=self.show,
+            show=self.show, directory_losses=self.directory_losses,
         )  # fmt: skip

@@ -5,6 +5,7 @@ Everything goes to stderr; stdout is left to results. `SearchView` holds the dat
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import Counter
@@ -13,12 +14,15 @@ from typing import Any
 
 from hydra_tune.coordinator.settings import SearchSettings
 from hydra_tune.core.devices import Device, format_bytes
-from hydra_tune.core.errors import printable
+from hydra_tune.core.errors import printable, shortened
 from hydra_tune.core.states import Outcome, Status
 from hydra_tune.engine.unit import Role, Unit, UnitResult
 from hydra_tune.storage.database import masked
 from hydra_tune.training.builds import Blueprint
 from hydra_tune.training.progress import Progress
+
+LONGEST_SHOWN = 600
+"""Characters of a trial's error on its line; the database has more."""
 
 
 @dataclass
@@ -146,7 +150,8 @@ class PlainDisplay(Display):
     """One line for each state change, for logs and pipes."""
 
     def show(self, text: str) -> None:
-        print(printable(text), file=sys.stderr, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # whoever read it is gone; the search goes on
+            print(printable(text), file=sys.stderr, flush=True)
 
     def search_started(self, study_id: int, finished: int) -> None:
         super().search_started(study_id, finished)
@@ -177,7 +182,7 @@ class PlainDisplay(Display):
         if outcome.values and outcome.status is Status.COMPLETE:
             text += " " + " ".join(f"{m}={v:.6g}" for m, v in zip(self.settings.metrics, outcome.values, strict=True))
         if outcome.error:
-            text += f" ({' '.join(outcome.error.split())})"
+            text += f" ({shortened(' '.join(outcome.error.split()), LONGEST_SHOWN)})"
         return text
 
 

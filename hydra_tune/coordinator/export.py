@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra_tune.coordinator.result import SearchResult
+from hydra_tune.coordinator.trust import check_trusted
 from hydra_tune.core.errors import InputError, SpecError
 from hydra_tune.storage import open_storage
 from hydra_tune.storage.queries import study_summary
@@ -32,8 +34,13 @@ class Exported:
     no_program_because: str = ""
 
 
-def export_trial(storage: str, study: str, to: Path, *, trial: int | None = None, force: bool = False) -> Exported:
-    """Write a trial of a study (by default the best) to the directory `to`."""
+def export_trial(
+    storage: str, study: str, to: Path, *, trial: int | None = None, force: bool = False, trusted: Sequence[str] = ()
+) -> Exported:
+    """Write a trial of a study (by default the best) to the directory `to`.
+
+    Code that the study's record names must be under the current folder, or in `trusted`.
+    """
     if to.exists() and not to.is_dir():
         raise SpecError(f"{str(to)!r} is a file", "give a directory with --to")
     taken = [name for name in (WEIGHTS, RECORD, PROGRAM) if (to / name).exists()]
@@ -41,6 +48,8 @@ def export_trial(storage: str, study: str, to: Path, *, trial: int | None = None
         raise SpecError(f"{to / taken[0]} exists already", "give --force to overwrite it, or another --to")
     with open_storage(storage, read_only=True) as opened:
         spec = study_summary(opened, study).spec
+    if spec:
+        check_trusted(spec, study, trusted)
     result = SearchResult(storage, study, source_from(spec).load if spec else None)
     try:
         return _write(result, result.best_trial.number if trial is None else trial, to)

@@ -1,4 +1,4 @@
-"""Paths of files: weights and checkpoints beside the database, data exchanged by processes in shared memory.
+"""Paths of files that outlive a search: weights, checkpoints and measured costs, beside the database.
 
 Paths are made of numbers, never of names that a user chose.
 """
@@ -6,12 +6,8 @@ Paths are made of numbers, never of names that a user chose.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +15,6 @@ from typing import Any
 import sqlalchemy
 
 from hydra_tune.core.errors import InputError
-from hydra_tune.storage.leases import process_runs, process_start
-
-SHARED_MEMORY = Path("/dev/shm")
-LEAST_SHARED_MEMORY = 512 * 2**20
-_RUN = re.compile(r"hydra-tune-run-(\d+)-(\d+)-.*")
 
 
 def files_directory(storage_url: str, recorded: str | None = None) -> Path:
@@ -40,6 +31,16 @@ def files_directory(storage_url: str, recorded: str | None = None) -> Path:
         return Path(recorded)
     where = f"{url.host or url.query.get('host')}:{url.port}/{url.database}"
     return Path("hydra_tune_files").resolve() / hashlib.sha256(where.encode()).hexdigest()[:12]
+
+
+def check_files_directory(storage_url: str) -> None:
+    """Raise an InputError if the directory for a database's files cannot be one."""
+    wanted = files_directory(storage_url)
+    for place in (wanted, *wanted.parents):
+        if place.exists() or place.is_symlink():
+            if not place.is_dir():
+                raise InputError(f"{str(place)!r} is no directory, but weights go there", "rename or remove it")
+            return
 
 
 @dataclass(frozen=True)
@@ -75,55 +76,3 @@ class StudyFiles:
     def checkpoints(self, number: int) -> Path:
         """Return the directory of a running trial's checkpoints."""
         return self.directory / f"trial-{number}.checkpoints"
-
-
-@contextmanager
-def run_directories(spill: str | None) -> Iterator[tuple[str, ...]]:
-    """Create directories for one search, the first in shared memory if there is room, the last on disk.
-
-    A directory that the user names is the only one. Directories of killed searches are removed first.
-    """
-    _check_current_folder()
-    default = [*([str(SHARED_MEMORY)] if _is_roomy() else []), tempfile.gettempdir()]
-    places = [str(spill)] if spill else default
-    made: list[str] = []
-    try:
-        for place in places:
-            for abandoned in abandoned_directories(Path(place)):
-                shutil.rmtree(abandoned, ignore_errors=True)
-            made.append(_make_directory(place))
-        yield tuple(made)
-    finally:
-        for directory in made:
-            shutil.rmtree(directory, ignore_errors=True)
-
-
-def _check_current_folder() -> None:
-    try:
-        os.getcwd()
-    except FileNotFoundError as error:
-        raise InputError("the current folder has been removed", "change to one that is there") from error
-
-
-def _make_directory(place: str) -> str:
-    prefix = f"hydra-tune-run-{os.getpid()}-{process_start(os.getpid()):.0f}-"
-    try:
-        return tempfile.mkdtemp(prefix=prefix, dir=place)
-    except OSError as error:
-        raise InputError(f"no directory can be made in {place!r} ({error.strerror})", "give another --spill") from error
-
-
-def abandoned_directories(place: Path) -> list[Path]:
-    """Return the directories of searches whose process is gone."""
-    found = []
-    for entry in place.iterdir() if place.is_dir() else ():
-        match = _RUN.fullmatch(entry.name)
-        ours = match and entry.is_dir() and not entry.is_symlink() and entry.stat().st_uid == os.getuid()
-        if match and ours and not process_runs(int(match[1]), float(match[2])):
-            found.append(entry)
-    return found
-
-
-def _is_roomy() -> bool:
-    usable = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
-    return usable and shutil.disk_usage(SHARED_MEMORY).free >= LEAST_SHARED_MEMORY

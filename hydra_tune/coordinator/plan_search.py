@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hydra_tune.coordinator.display import Display
-from hydra_tune.coordinator.files import files_directory, run_directories
+from hydra_tune.coordinator.files import files_directory
 from hydra_tune.coordinator.interrupts import run_in_event_loop
+from hydra_tune.coordinator.run_directories import run_directories
 from hydra_tune.coordinator.search import Search
 from hydra_tune.coordinator.spec import SearchSpec
 from hydra_tune.core.devices import cores, parse_devices
@@ -63,7 +64,7 @@ def plan_search(spec: SearchSpec, sample: int) -> SearchPlan:
     looking = Auto(among=tuple(kind() for kind in known().values()), apart=settings.device_memory is not None)
     with tempfile.TemporaryDirectory(prefix="hydra-tune-plan-") as folder, run_directories(settings.spill) as places:
         cpus = [device.memory for device in devices if device.torch_device == "cpu"]
-        room = Room.here(places, sum(cpus))
+        room = Room.here(places.paths, sum(cpus))
         pool = Pool.of(devices, host_bytes=room.host, disk_bytes=room.disk, cores=cores())
         pools = (pool, replace(pool, devices=pool.devices + 1), replace(pool, memory=2 * pool.memory))
         search = _PlanOnly(

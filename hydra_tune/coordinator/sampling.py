@@ -26,6 +26,8 @@ from hydra_tune.search_spaces.distributions import value_at
 from hydra_tune.search_spaces.space import Assignment, Space
 
 DEFAULT_SAMPLER = "tpe"
+BY_NUMBER = ("random", "grid", "qmc")
+"""Samplers whose proposals depend on the seed and the trial's number only."""
 DEFAULT_PRUNER = "none"
 
 

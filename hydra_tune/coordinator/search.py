@@ -19,19 +19,21 @@ from hydra_tune.coordinator.actions import Obeying
 from hydra_tune.coordinator.attempts import TrialRunner
 from hydra_tune.coordinator.display import Display, make_display
 from hydra_tune.coordinator.failures import Failures
-from hydra_tune.coordinator.files import run_directories
+from hydra_tune.coordinator.files import check_files_directory
 from hydra_tune.coordinator.interrupts import Signals, run_in_event_loop
 from hydra_tune.coordinator.limits import Limits
 from hydra_tune.coordinator.makespan import Makespan
+from hydra_tune.coordinator.outage import Outage
 from hydra_tune.coordinator.result import SearchResult
+from hydra_tune.coordinator.run_directories import RunDirectories, run_directories
 from hydra_tune.coordinator.sampling import make_pruner, make_sampler
 from hydra_tune.coordinator.settings import SearchSettings, make_settings
-from hydra_tune.coordinator.spill_watch import SpillWatch
+from hydra_tune.coordinator.spill_watch import LOOK_SECONDS, SpillWatch
 from hydra_tune.coordinator.study import OwnedStudy
 from hydra_tune.coordinator.study_thread import StudyThread
 from hydra_tune.coordinator.trial_loop import TrialLoop
 from hydra_tune.core.devices import Device, cores, parse_devices
-from hydra_tune.core.errors import SearchFailed
+from hydra_tune.core.errors import InputError, SearchFailed, StorageError
 from hydra_tune.core.states import Outcome
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.scheduler import POLICIES, SLOTS
@@ -45,7 +47,7 @@ from hydra_tune.planner.resolve import resolve
 from hydra_tune.storage.details import POOL
 from hydra_tune.strategies.base import Strategy
 from hydra_tune.strategies.pool import Pool
-from hydra_tune.training.builds import write_source
+from hydra_tune.training.builds import SOURCE_FILE, write_source
 from hydra_tune.training.source import Build, PickledSource, Source
 
 
@@ -73,6 +75,7 @@ def search(
     keep_weights: int = 10,
     checkpoint_seconds: float = 10.0,
     deadline: float | None = None,
+    database_patience: float = 300.0,
     allow_changes: bool = False,
 ) -> SearchResult:
     """Search for the candidate with the best metric.
@@ -94,16 +97,17 @@ def run_search(
     *,
     space: Any = None,
     load_build: Callable[[], Build] | None = None,
-    hint: str = "",
+    again: str = "",
 ) -> SearchResult:
-    """Run a search whose settings are already checked; `hint` is shown once it has started."""
+    """Run a search whose settings are already checked; `again` is the command that resumes it."""
     devices = parse_devices(settings.devices, settings.device_memory)
     # Check these before anything is created.
+    check_files_directory(settings.storage)
     resolve(settings.strategy, budgeted=settings.device_memory is not None).check(len(devices))
     make_sampler(settings.sampler, seed=settings.seed or 0, space=space)
     make_pruner(settings.pruner)
     with run_directories(settings.spill) as directories, make_display(settings, devices) as display:
-        whole_search = Search(source, settings, devices, display, directories, space, hint)
+        whole_search = Search(source, settings, devices, display, directories, space, again)
         run_in_event_loop(whole_search)
     result = SearchResult(settings.storage, settings.study, load_build or source.load)
     if whole_search.interrupted:
@@ -126,10 +130,11 @@ class Search:
     settings: SearchSettings
     devices: tuple[Device, ...]
     display: Display
-    directories: tuple[str, ...]
+    directories: RunDirectories
     """Directories for data exchanged by processes (the first) and for spilled state when that is full."""
     space: Any = None
-    hint: str = ""
+    again: str = ""
+    """Command that resumes this search."""
     strategy: Strategy | None = None
     """Strategy to use; by default that of the settings."""
     profiles: Path | None = None
@@ -157,21 +162,30 @@ class Search:
             self._interrupt()
         self._at_once = min(self.settings.trials, self._limits.at_once)
         cpus = [device.memory for device in self.devices if device.torch_device == "cpu"]
-        self._admission = Admission(Room.here(self.directories, sum(cpus)), self.display.show)
+        self._admission = Admission(Room.here(self.directories.paths, sum(cpus)), self.display.show)
         if isinstance(self._strategy, Auto):
             self._strategy = dataclasses.replace(self._strategy, planner=self._planner())
         engine = self._engine()
-        self.study = StudyThread(lambda: OwnedStudy(self.settings, self.space, self.source))
+        self.study = StudyThread(
+            lambda: OwnedStudy(self.settings, self.space, self.source),
+            Outage(self.settings.database_patience, self.display.show),
+            on_broken=self._give_up,
+        )
         with Signals(self._interrupt, self.display.restore_terminal):
-            # The template imports torch while the database is opened.
-            async with engine, self.study:
-                self.runner = self._trial_runner(engine)
-                await self._run_trials()
-                await self._trials.announced()
-                if line := self.makespan.line():
-                    self.display.show(line)
-                if self._trials.broken is not None:
-                    raise self._trials.broken
+            try:
+                # The template imports torch while the database is opened.
+                async with engine, self.study:
+                    self.runner = self._trial_runner(engine)
+                    await self._run_trials()
+                    await self._trials.announced()
+                    if line := self.makespan.line():
+                        self.display.show(line)
+                    if self._trials.broken is not None:
+                        raise self._trials.broken
+            except StorageError as error:
+                if not self.again or not self.study.opened:
+                    raise
+                raise StorageError(error.message, f"{error.hint}; then go on with: {self.again}") from error
 
     def _engine(self) -> Engine:
         folder = self.source.folder()
@@ -179,8 +193,8 @@ class Search:
         return Engine(
             self.devices,
             observer=self,
-            directory=self.directories[0],
-            overflow=self.directories[1:],
+            directory=self.directories.paths[0],
+            overflow=self.directories.paths[1:],
             python_path=[folder] if folder else [],
             expect=self._at_once,
             policy=policy,
@@ -192,7 +206,7 @@ class Search:
     def _trial_runner(self, engine: Engine) -> TrialRunner:
         return TrialRunner(
             settings=self.settings,
-            source_file=write_source(self.source, self.directories[0]),
+            source_file=write_source(self.source, self.directories.paths[0]),
             strategy=self._strategy,
             engine=engine,
             study=self.study,
@@ -204,7 +218,30 @@ class Search:
             on_candidates=self._expect_candidates,
             on_progress=self.display.trial_progress,
             show=self.display.show,
+            directory_losses=self._directory_losses,
         )
+
+    def _directory_losses(self) -> int:
+        """Make removed directories of this run again; return how many times that was necessary."""
+        if self.directories.restore(SOURCE_FILE):
+            write_source(self.source, self.directories.paths[0])
+            lost = "a directory of this search was removed and is made again"
+            if not self.runner.building.objective_seen:
+                # Workers refer to files that are gone, such as a data set that is sent once.
+                lost += "; running trials start again from their checkpoints"
+                self.runner.engine.restart_workers("the directory of its search was removed")
+            self.display.show(lost)
+            self.study.record_event(None, "directory", lost)
+        return self.directories.losses
+
+    async def _keep_directories(self) -> None:
+        """Look after this run's directories; if they cannot be made again, end the search."""
+        try:
+            while True:
+                await asyncio.sleep(LOOK_SECONDS)
+                self._directory_losses()
+        except (InputError, OSError) as error:
+            self._trials.give_up(error)
 
     def _planner(self) -> Planner:
         room = self._admission.room
@@ -232,11 +269,12 @@ class Search:
         self.runner.tidy_left_overs({asked.number for asked in waiting})
         self._show_beginning(finished)
         actions = Obeying(self, self.study)
-        spill = SpillWatch(self.directories, self.study.record_spilled, self._saw_spilled)
+        spill = SpillWatch(self.directories.paths, self.study.record_spilled, self._saw_spilled)
         self.runner.look_at_spill = spill.look
         beside = (
             asyncio.create_task(actions.until_cancelled(), name="actions"),
             asyncio.create_task(spill.until_cancelled(), name="spill store"),
+            asyncio.create_task(self._keep_directories(), name="directories"),
         )
         try:
             await self._trials.run(waiting, actions.look)
@@ -249,11 +287,16 @@ class Search:
     def _show_beginning(self, finished: int) -> None:
         """Show and record that the search has begun."""
         self.display.search_started(self.study.study_id, finished)
-        if self.hint:
-            self.display.show(self.hint)
+        if self.again:
+            self.display.show(f"if it is interrupted: {self.again}")
         self.study.record_event(None, POOL, json.dumps({device.name: device.memory for device in self.devices}))
         if self._limits.trials < self._limits.total:
             self.display.show(f"the grid has {self._limits.trials} points: the search ends there")
+
+    def _give_up(self, error: Exception) -> None:
+        """End the search, as nothing can be stored any more."""
+        if hasattr(self, "_trials"):
+            self._trials.give_up(error)
 
     def _note(self, outcome: Outcome) -> None:
         """Note the end of a trial."""

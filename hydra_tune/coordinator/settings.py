@@ -119,6 +119,9 @@ class SearchSettings:
         stored=True,
         check=checks.seconds,
     )
+    database_patience: float = _setting(
+        "Seconds to wait for a database that is away.", float, default=300.0, check=checks.seconds
+    )
     allow_changes: bool = _setting("Resume with another build or space.", bool, default=False)
 
     def __post_init__(self) -> None:

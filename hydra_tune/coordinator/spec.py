@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra_tune.coordinator.settings import NAMES, SearchSettings, make_settings
+from hydra_tune.coordinator.trust import check_trusted
 from hydra_tune.core.errors import SpecError, nearest, quoted
 from hydra_tune.search_spaces.source import FamilySource
 from hydra_tune.storage import open_storage
@@ -98,8 +99,11 @@ def make_spec(given: Mapping[str, Any], folder: Path) -> SearchSpec:
     return _from_families(space, given, options, folder)
 
 
-def stored_spec(storage: str, study: str, flags: Mapping[str, Any]) -> SearchSpec:
-    """Return the search of a study to be resumed, with its recorded settings overridden by `flags`."""
+def stored_spec(storage: str, study: str, flags: Mapping[str, Any], trusted: Sequence[str] = ()) -> SearchSpec:
+    """Return the search of a study to be resumed, with its recorded settings overridden by `flags`.
+
+    Code that the study's record names must be under the current folder, or in `trusted`.
+    """
     with open_storage(storage, read_only=True) as opened:
         summary = study_summary(opened, study)
     if summary.spec is None:
@@ -107,6 +111,7 @@ def stored_spec(storage: str, study: str, flags: Mapping[str, Any]) -> SearchSpe
             f"study {study!r} was started from Python, where its build function is",
             "run that script again with resume=True",
         )
+    check_trusted(summary.spec, study, trusted)
     source = source_from(summary.spec)
     options = {name: value for name, value in summary.settings.items() if name in NAMES and value is not None}
     options |= {name: value for name, value in flags.items() if value is not None}

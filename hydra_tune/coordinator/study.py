@@ -19,14 +19,16 @@ from optuna.trial import TrialState
 
 from hydra_tune.coordinator.files import StudyFiles
 from hydra_tune.coordinator.ledger import Ledger
+from hydra_tune.coordinator.repeatable import RepeatableSampler
 from hydra_tune.coordinator.resuming import ALLOW, check_objectives, check_source
-from hydra_tune.coordinator.sampling import make_pruner, make_sampler
+from hydra_tune.coordinator.sampling import BY_NUMBER, make_pruner, make_sampler
 from hydra_tune.coordinator.settings import SearchSettings
-from hydra_tune.core.errors import SpecError
+from hydra_tune.core.errors import SpecError, StorageError
 from hydra_tune.core.seeds import new_study_seed, trial_seed
 from hydra_tune.core.states import OPTUNA_STATE, Outcome, Status
 from hydra_tune.engine.unit import StepRecord, Unit, UnitResult
 from hydra_tune.storage import open_storage
+from hydra_tune.storage.database import check_same_file
 from hydra_tune.storage.leases import HeldLease
 from hydra_tune.storage.queries import study_summary, trial_attempts, trial_records
 from hydra_tune.storage.records import StudyRecords
@@ -40,6 +42,10 @@ _DISTRIBUTIONS: dict[str, Callable[..., BaseDistribution]] = {
     "suggest_int": IntDistribution,
     "suggest_categorical": CategoricalDistribution,
 }
+
+
+def _exists(name: str) -> SpecError:
+    return SpecError(f"study {name!r} exists already", "use resume to go on with it, or another name")
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,8 @@ class OwnedStudy:
         self.stopped: set[int] = set()
         """Running trials that were asked to stop."""
         self._running: dict[int, _Running] = {}
+        self._unstorable: dict[int, str] = {}
+        """Trials of which something could not be stored, and why: they fail."""
         with ExitStack() as opened:
             self.storage = open_storage(settings.storage)
             opened.callback(self.storage.close)
@@ -86,33 +94,29 @@ class OwnedStudy:
         settings = self.settings
         exists = settings.study in optuna.get_all_study_names(self.storage)
         if exists and not settings.resume:
-            raise SpecError(f"study {settings.study!r} exists already", "use resume to go on with it, or another name")
+            raise _exists(settings.study)
         self._before = study_summary(self.storage, settings.study) if settings.resume else None
         if self._before is not None:
             check_source(self._before, settings, source)
         recorded = self._before.seed if self._before is not None else None
         self.seed = next(s for s in (settings.seed, recorded, new_study_seed()) if s is not None)
-        self.sampler = make_sampler(settings.sampler, seed=self._sampler_seed(), space=space)
+        self.sampler = make_sampler(settings.sampler, seed=self.seed, space=space)
+        if isinstance(settings.sampler, str) and settings.sampler not in BY_NUMBER:
+            self.sampler = RepeatableSampler(self.sampler, self.seed)
         parts: dict[str, Any] = {"storage": self.storage, "sampler": self.sampler}
         parts["pruner"] = make_pruner(settings.pruner)
         if not exists:
             directions = [StudyDirection[direction.upper()] for direction in settings.directions]
-            study = optuna.create_study(study_name=settings.study, directions=directions, **parts)
+            try:
+                study = optuna.create_study(study_name=settings.study, directions=directions, **parts)
+            except optuna.exceptions.DuplicatedStudyError as error:  # made by another search at this moment
+                raise _exists(settings.study) from error
             for params in settings.enqueue:
                 study.enqueue_trial(dict(params))
             return study
         assert self._before is not None
         check_objectives(self._before, settings)
         return optuna.load_study(study_name=settings.study, **parts)
-
-    def _sampler_seed(self) -> int:
-        """Return the study's seed; for samplers that draw from one stream, a new seed for each resumption.
-
-        A stream that started over would propose its first trials again.
-        """
-        stored = sum(self._before.trials.values()) if self._before is not None else 0
-        by_number = self.settings.sampler in ("random", "grid", "qmc")
-        return self.seed if by_number or not stored else trial_seed(self.seed, stored)
 
     def _describe(self, source: Source) -> None:
         with warnings.catch_warnings():
@@ -157,8 +161,20 @@ class OwnedStudy:
 
     def flush(self) -> None:
         """Write the queued changes, if this process still has the lease."""
+        check_same_file(self.storage.engine)
         self._lease.check()
         self.storage.flush()
+        for refused in self.storage.take_refused():
+            number = refused.row.get("number")
+            if number is None and "trial_id" in refused.row:
+                number = self.storage.number_of(refused.row["trial_id"])
+            self._cannot_store(number, str(refused))
+
+    def _cannot_store(self, number: int | None, reason: str) -> None:
+        logger.warning("%s", reason)
+        self.records.event(number, "refused", reason)
+        if number in self._running:
+            self._unstorable.setdefault(number, reason)
 
     def close(self) -> None:
         """Write the remaining changes and release the study."""
@@ -237,6 +253,8 @@ class OwnedStudy:
         if running is None or running.attempt != attempt:
             self.records.event(number, "refused", f"a late {name} of attempt {attempt}")
             raise ValueError(f"trial {number} is no longer run by this attempt")
+        if number in self._unstorable:
+            raise ValueError(self._unstorable[number])
         trial = running.trial
         if name in _DISTRIBUTIONS:
             parameter, arguments, options = args
@@ -257,6 +275,8 @@ class OwnedStudy:
                 self.event(number, *args)
             case "set_constraint":
                 trial.set_constraint(*args)
+            case "caught_up":
+                return None
             case "distributions":
                 return trial.distributions
             case "constraints":
@@ -282,6 +302,8 @@ class OwnedStudy:
 
     def epoch(self, number: int, epoch: int, metrics: dict[str, float]) -> bool:
         """Record an epoch's metrics; return True if the trial is to be pruned."""
+        if number in self._unstorable:
+            raise StorageError(self._unstorable[number])
         self.records.metrics(number, epoch, metrics)
         if len(self.settings.metrics) > 1:
             return False
@@ -295,6 +317,8 @@ class OwnedStudy:
         Raises SpecError if a trial has shown another search space than that of earlier runs.
         """
         self._check_space()
+        if number in self._unstorable:
+            outcome = Outcome(Status.FAILED, error=self._unstorable.pop(number))
         self.ledger.trial_ended(number, outcome, **facts)
         self.ledger.attempt_ended(attempt, outcome)
         state = OPTUNA_STATE[outcome.status]

@@ -17,9 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from hydra_tune.coordinator.files import StudyFiles
+from hydra_tune.coordinator.outage import MOST_ROWS, Outage
 from hydra_tune.coordinator.sampling import trial_limit
 from hydra_tune.coordinator.study import Asked, OwnedStudy
 from hydra_tune.coordinator.study_actions import carry_out, read_pending
+from hydra_tune.core.errors import DatabaseAway
 from hydra_tune.core.states import Outcome
 from hydra_tune.engine.unit import Failure, StepRecord, Unit, UnitResult
 from hydra_tune.storage.actions import STOP_TRIAL, Action
@@ -43,8 +45,17 @@ class StudyThread:
     trial_limit: int | None
     """Number of trials after which the sampler has no more to propose."""
 
-    def __init__(self, open_study: Callable[[], OwnedStudy]) -> None:
+    def __init__(
+        self, open_study: Callable[[], OwnedStudy], outage: Outage, on_broken: Callable[[Exception], None]
+    ) -> None:
+        """`on_broken` is called on the event loop when nothing can be written any more."""
         self._open_study = open_study
+        self._outage = outage
+        self._on_broken = on_broken
+        self._broken = False
+        self.opened = False
+        """True once the study was opened."""
+        self._closing = threading.Event()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._acknowledge: list[Callable[[Exception | None], None]] = []
         self._thread = threading.Thread(target=self._main, name="hydra-study", daemon=True)
@@ -53,15 +64,18 @@ class StudyThread:
         """Running trials that were asked to stop."""
 
     async def __aenter__(self) -> StudyThread:
-        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        opened: asyncio.Future[None] = self._loop.create_future()
         self._opened = _resolver(opened)
         self._thread.start()
         await opened
+        self.opened = True
         self.study_id, self.files = self._study.study_id, self._study.files
         self.trial_limit = trial_limit(self._study.sampler)
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
+        self._closing.set()
         self._work.put(None)
         await asyncio.to_thread(self._thread.join)
         if self._last_error is not None:
@@ -143,7 +157,9 @@ class StudyThread:
     # Actions
 
     async def pending_actions(self) -> list[Action]:
-        """Read the unanswered actions."""
+        """Read the unanswered actions; none while the database is away."""
+        if self._outage.since is not None:
+            return []
         return await self._call(read_pending, self._study)
 
     async def carry_out(self, action: Action, total: int, refusal: str) -> bool:
@@ -214,11 +230,17 @@ class StudyThread:
         while True:
             # Writes that callers wait for are delayed a little, so that one transaction serves several.
             patience = ACKNOWLEDGE_SECONDS if self._acknowledge else FLUSH_SECONDS
+            if self._outage.since is not None:
+                patience = self._outage.pause
             left = flushed + patience - time.monotonic()
             if left <= 0:
                 self._flush()
                 flushed = time.monotonic()
                 continue
+            if self._outage.since is not None and self._study.storage.pending > MOST_ROWS and not self._broken:
+                self._closing.wait(left)  # what callers wait for waits too
+                if not self._closing.is_set():
+                    continue
             try:
                 work = self._work.get(timeout=left)
             except queue.Empty:
@@ -229,13 +251,22 @@ class StudyThread:
             work()
 
     def _flush(self) -> None:
-        """Flush the queue and report the result to the waiting callers. A failed flush is retried."""
-        error = None
+        """Flush the queue and report the result to the waiting callers; while the database is away they wait."""
+        error: Exception | None = None
         try:
             self._study.flush()
+            self._outage.ended()
+        except DatabaseAway as away:
+            self._outage.failed(away.message)
+            if not (self._outage.over or self._broken or self._closing.is_set()):
+                return
+            error = away
         except Exception as failed:  # noqa: BLE001 - raised where the write is awaited
             error = failed
-            logger.warning("the database could not be written: %s", failed)
+        if error is not None and not self._broken:
+            self._broken = True
+            logger.warning("the database could not be written: %s", error)
+            self._loop.call_soon_threadsafe(self._on_broken, error)
         acknowledged, self._acknowledge = self._acknowledge, []
         for acknowledge in acknowledged:
             acknowledge(error)

@@ -88,6 +88,11 @@ class TrialLoop:
             stopping.cancel()
             more.cancel()
 
+    def give_up(self, error: Exception) -> None:
+        """End the search because of an error; what runs is checkpointed first."""
+        self.broken = self.broken or error
+        self._stop.set()
+
     def limits_raised(self) -> None:
         """Check again whether another trial may begin."""
         self._more.set()
@@ -121,8 +126,7 @@ class TrialLoop:
             await self._study.on_disk()
         except Exception as error:  # noqa: BLE001 - raised at the end of the search
             # Results that cannot be stored are not worth computing.
-            self.broken = self.broken or error
-            self._stop.set()
+            self.give_up(error)
             return
         outcome = ended.outcome
         logger.info("trial %d: %s%s", number, outcome.status, f" ({outcome.error})" if outcome.error else "")

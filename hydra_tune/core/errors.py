@@ -5,6 +5,8 @@
     │   ├── CandidateError   a field of a Candidate
     │   ├── SpecError        a YAML file, a flag, a name
     │   └── StorageError     a database that cannot be used
+    │       ├── DatabaseAway     it cannot be reached or written for now
+    │       └── UnstorableError  a value that it cannot hold
     ├── Infeasible           a candidate that no cutting makes fit the devices
     ├── PlacementInfeasible  a graph that no placement makes fit the devices
     ├── SearchFailed         no trial completed: exit code 1
@@ -46,6 +48,14 @@ class SpecError(InputError):
 
 class StorageError(InputError):
     """A database cannot be opened, read or written."""
+
+
+class DatabaseAway(StorageError):
+    """A database cannot be reached or written for now; it may come back."""
+
+
+class UnstorableError(StorageError):
+    """A value does not fit into a column of the database, now or ever."""
 
 
 class Infeasible(HydraTuneError):
@@ -100,6 +110,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def printable(text: str) -> str:
     """Return `text` made safe for a terminal: control characters, such as escape codes, become `\\x..` codes."""
     return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return a text of at most about `limit` characters: its head and its tail, and the number of those between."""
+    if len(text) <= limit:
+        return text
+    head, tail = 2 * limit // 3, limit // 3
+    return f"{text[:head]} … {len(text) - head - tail} characters left out … {text[-tail:]}"
 
 
 def quoted(value: object, limit: int = 60) -> str:

@@ -10,6 +10,11 @@ from typing import Any
 from hydra_tune.core.errors import CandidateError, quoted
 
 
+def is_complex(value: Any) -> bool:
+    """True for a complex number of Python, NumPy or torch, with an imaginary part or without."""
+    return isinstance(value, complex) or getattr(getattr(value, "dtype", None), "kind", "") == "c"
+
+
 def as_number(value: Any, what: str) -> float:
     """Return a metric's value as a finite float; raise a CandidateError that quotes any other value."""
     hint = "return one finite number"
@@ -21,6 +26,8 @@ def as_number(value: Any, what: str) -> float:
         value = value.item()
     if value is None or isinstance(value, str | bytes | Mapping | list | tuple):
         raise CandidateError(f"{what} is {quoted(value)}", hint)
+    if is_complex(value):  # NumPy would drop the imaginary part with a warning
+        raise CandidateError(f"{what} is the complex number {quoted(value)}", hint)
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:

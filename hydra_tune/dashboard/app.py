@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp
 
@@ -59,6 +60,12 @@ def guarded(app: FastAPI) -> ASGIApp:
 
 
 def _explain_errors(app: FastAPI) -> None:
+    @app.exception_handler(RequestValidationError)
+    async def bad_request(_: Request, error: RequestValidationError) -> JSONResponse:
+        # Without the input, which the answer may be unable to hold: half a character cannot be encoded.
+        found = [{name: each[name] for name in ("type", "loc", "msg")} for each in error.errors()]
+        return JSONResponse({"detail": found}, 422)
+
     @app.exception_handler(NoSuchStudy)
     async def no_study(_: Request, error: NoSuchStudy) -> JSONResponse:
         return JSONResponse({"detail": f"there is no study {error.args[0]}"}, 404)

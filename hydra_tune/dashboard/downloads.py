@@ -9,13 +9,12 @@ import numpy as np
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from hydra_tune.core.csv_cells import inert
 from hydra_tune.dashboard.reader import StudyView
 from hydra_tune.dashboard.routes import Read, StudyId
 from hydra_tune.storage.columns import FACTS
 
 router = APIRouter(prefix="/api", tags=["downloads"])
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @router.get("/studies/{study_id}/trials.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
@@ -23,7 +22,7 @@ def csv(study_id: StudyId, reader: Read) -> Response:
     """Return all trials as CSV."""
     with reader.study(study_id) as view:
         table = trials_table(view)
-    text = table.map(_inert).rename(columns=_inert).to_csv(index=False)
+    text = table.map(inert).rename(columns=inert).to_csv(index=False)
     return _attachment(text.encode(), "text/csv; charset=utf-8", f"study-{study_id}.csv")
 
 
@@ -63,11 +62,6 @@ def trials_table(view: StudyView) -> Any:
         found[name] = columns.column(name).copy()
     found["error"] = [columns.errors.get(number, "") for number in range(columns.size)]
     return pandas.DataFrame(found)
-
-
-def _inert(cell: Any) -> Any:
-    """Escape cells that spreadsheets would run as formulas, with a quotation mark in front."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def _attachment(body: bytes, media_type: str, name: str) -> Response:

@@ -79,7 +79,7 @@ def _one(columns: StudyColumns, metrics: Sequence[str], term: str) -> Mask:
 
 def _mentions(columns: StudyColumns, term: str) -> Mask:
     mask = np.zeros(columns.size, dtype=bool)
-    if term.isdigit() and int(term) < columns.size:
+    if term.isascii() and term.isdigit() and int(term) < columns.size:
         mask[int(term)] = True
     wanted = term.lower()
     mask[[number for number, error in columns.errors.items() if wanted in error.lower()]] = True

@@ -154,6 +154,7 @@ def login(given: Login, request: Request) -> Response:
     if not policy.knows(given.token):
         raise HTTPException(403, "this is not the token")
     answer = Response(status_code=204)
-    secure = request.url.scheme == "https"
+    origin, host = request.headers.get("origin", ""), request.headers.get("host", "")
+    secure = request.url.scheme == "https" or policy.behind_tls(origin, host)
     answer.set_cookie(policy.cookie, policy.cookie_value, httponly=True, samesite="strict", secure=secure, path="/")
     return answer

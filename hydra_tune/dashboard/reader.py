@@ -23,6 +23,10 @@ from hydra_tune.storage.timeline import SpillLog, Work
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
+MOST_KEPT = 12
+"""Most results kept of one study; addresses with other parameters take the place of the least used."""
+LOCKS = 64
+"""Locks that studies share, by id: a visitor may ask for any id."""
 FRESH_SECONDS = 0.25
 """Seconds for which a view is not read again: a page sends several requests at once."""
 
@@ -81,11 +85,17 @@ class StudyView:
 
     def known(self, key: Any, version: Any) -> Any:
         """Return the cached result of this key and version, or None."""
-        kept = self._kept.get(key)
-        return kept[1] if kept is not None and kept[0] == version else None
+        kept = self._kept.pop(key, None)
+        if kept is None or kept[0] != version:
+            return None
+        self._kept[key] = kept  # the newest again
+        return kept[1]
 
     def keep(self, key: Any, version: Any, result: Any) -> None:
+        self._kept.pop(key, None)
         self._kept[key] = (version, result)
+        while len(self._kept) > MOST_KEPT:
+            self._kept.pop(next(iter(self._kept)))
 
 
 class Reader:
@@ -94,8 +104,7 @@ class Reader:
     def __init__(self, url: str) -> None:
         self.storage: HydraStorage = open_storage(url, read_only=True)
         self._views: dict[int, StudyView] = {}
-        self._locks: dict[int, threading.RLock] = {}
-        self._lock = threading.Lock()
+        self._locks = [threading.RLock() for _ in range(LOCKS)]
         self._closed = threading.Event()
         self._ahead: threading.Thread | None = None
 
@@ -141,9 +150,7 @@ class Reader:
     @contextmanager
     def study(self, study_id: int) -> Iterator[StudyView]:
         """Yield the current study under its lock. Raises NoSuchStudy."""
-        with self._lock:
-            lock = self._locks.setdefault(study_id, threading.RLock())
-        with lock:
+        with self._locks[study_id % LOCKS]:
             yield self._refreshed(study_id)
 
     @contextmanager

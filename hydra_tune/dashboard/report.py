@@ -84,7 +84,7 @@ def _page(name: str, data: dict[str, Any]) -> str:
         '<script type="module" src="/static/app.js"></script>': "\n".join(
             (
                 f"<script>{_inside(files[PLOTLY].body.decode())}</script>",
-                f'<script type="application/json" id="report-data">{_inside(json.dumps(data))}</script>',
+                f'<script type="application/json" id="report-data">{_data_inside(data)}</script>',
                 f'<script type="importmap">{json.dumps({"imports": _addresses(modules)})}</script>',
                 '<script type="module">import "hydra-tune/app.js";</script>',
             )
@@ -119,6 +119,11 @@ def _with_names(path: str, text: str) -> str:
 def _inside(script: str) -> str:
     """Escape text for use within a script element, so that nothing in it ends the element."""
     return script.replace("</", "<\\/").replace("<!--", "<\\!--")
+
+
+def _data_inside(data: Any) -> str:
+    """Return JSON for use within a script element, where no "<" may stand: JSON has no other escape of "<!--"."""
+    return json.dumps(data).replace("<", "\\u003c")
 
 
 def _data_address(media_type: str, body: bytes) -> str:

@@ -57,6 +57,8 @@ class Policy:
     token: str | None = None
     actions: bool = False
     cookie: str = "hydra_tune"
+    proxied: frozenset[str] = frozenset()
+    """Those of the hosts that a proxy with TLS may answer for: their pages are https, the request here is not."""
 
     def __post_init__(self) -> None:
         if self.actions and not self.token:
@@ -66,6 +68,14 @@ class Policy:
     def cookie_value(self) -> str:
         """Value of the browser's cookie: proves knowledge of the token without containing it."""
         return hmac.new((self.token or "").encode(), b"hydra-tune dashboard cookie", hashlib.sha256).hexdigest()
+
+    def own_origin(self, origin: str, scheme: str, host: str) -> bool:
+        """True if a page with this Origin is one of ours."""
+        return origin.lower() == f"{scheme}://{host.lower()}" or self.behind_tls(origin, host)
+
+    def behind_tls(self, origin: str, host: str) -> bool:
+        """True if the visitor's page came by https from a proxy in front."""
+        return host_name(host) in self.proxied and origin.lower() == f"https://{host.lower()}"
 
     def admits(self, headers: Mapping[str, str]) -> bool:
         """True if the request carries the token, in its cookie or as `Authorization: Bearer`."""
@@ -111,7 +121,8 @@ def judge(policy: Policy, method: str, path: str, scheme: str, headers: Mapping[
     if method not in METHODS:
         return Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "this method is not known here", READS)
     origin = headers.get("origin")
-    if origin is not None and origin.lower() != f"{scheme}://{host.lower()}":
+    foreign = origin is not None and not policy.own_origin(origin, scheme, host)
+    if foreign or _is_from_elsewhere(method, path, headers):
         return Refusal(HTTPStatus.FORBIDDEN, "requests from pages of other sites are refused")
     if _body_size(headers) > LARGEST_BODY:
         return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {LARGEST_BODY} bytes")
@@ -128,6 +139,17 @@ def judge(policy: Policy, method: str, path: str, scheme: str, headers: Mapping[
     if origin is None and not policy.bearer(headers):
         return Refusal(HTTPStatus.FORBIDDEN, "a request that changes something needs an Origin or the token")
     return None
+
+
+def _is_from_elsewhere(method: str, path: str, headers: Mapping[str, str]) -> bool:
+    """True if the browser says that a page of another site sends this, except for a link to one of our pages.
+
+    A page may send reads without an Origin; it could not see the answers, but make them costly.
+    """
+    if headers.get("sec-fetch-site", "none").lower() in ("none", "same-origin"):
+        return False
+    followed = headers.get("sec-fetch-mode", "").lower() == "navigate" and method in ("GET", "HEAD")
+    return not followed or path.startswith("/api/")
 
 
 def host_name(host: str) -> str:

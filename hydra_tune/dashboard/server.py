@@ -47,6 +47,7 @@ def serve(options: Options) -> None:
 
             from hydra_tune.dashboard import app as application
             from hydra_tune.dashboard.pages import assets
+            from hydra_tune.dashboard.patience import ImpatientProtocol
         assets()
         app = application.make_app(options.url, policy, reader)
 
@@ -57,7 +58,7 @@ def serve(options: Options) -> None:
 
         config = uvicorn.Config(
             application.guarded(app), log_level="warning", access_log=False, server_header=False, lifespan="on",
-            proxy_headers=False, timeout_graceful_shutdown=3,
+            proxy_headers=False, timeout_graceful_shutdown=3, http=ImpatientProtocol,
         )  # fmt: skip
         port = listener.getsockname()[1]
         address = f"http://{_shown(options.host)}:{port}/"
@@ -89,6 +90,7 @@ def make_policy(options: Options) -> Policy:
         token = token_of(options.token_file or default_token_file(options.url))
     return Policy(
         hosts=hosts_for(options.host, options.allowed_hosts), token=token, actions=options.allow_actions,
+        proxied=frozenset(name.lower() for name in options.allowed_hosts),
         cookie=f"hydra_tune_{options.port}",
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ from hydra_tune.engine import messages
 from hydra_tune.engine.dispatch import Dispatch
 from hydra_tune.engine.gangs import Gang, Seat, store_path
 from hydra_tune.engine.jobs import CallReply, Job, Load, Observer, WorkerState
+from hydra_tune.engine.pauses import Pauses
 from hydra_tune.engine.pool import WorkerPool
 from hydra_tune.engine.scheduler import POLICIES, SLOTS, Policy
 from hydra_tune.engine.unit import Failure, Memory, Role, Unit, UnitFailed, UnitHung, UnitResult
@@ -64,14 +65,17 @@ class Engine:
         )  # fmt: skip
         self._workers = self._pool.workers
         self._dispatch = Dispatch(self._pool, policy, slots=slots, slots_alone=slots_alone, send=self._send)
+        self._pauses = Pauses()
         self._freed = asyncio.Event()
         """Set when an attempt frees device memory."""
 
     async def __aenter__(self) -> Engine:
+        self._pauses.start()
         await self._pool.open(self._expect)
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
+        self._pauses.stop()
         await self._pool.close()
 
     @property
@@ -140,6 +144,11 @@ class Engine:
     def workers_of_all_devices(self) -> tuple[int, ...]:
         """Return a worker id for each device, in device order; start missing workers."""
         return self._pool.of_all_devices()
+
+    def restart_workers(self, because: str) -> None:
+        """Kill all workers; others replace them, and the units that they ran are lost."""
+        for worker in self._workers.values():
+            worker.process.kill(because)
 
     def warm_up(self, warm: Mapping[Role, Sequence[str]]) -> None:
         """Make workers that start from now on import these modules too."""
@@ -246,10 +255,17 @@ class Engine:
     def _set_alarm(self, worker: WorkerState, job: Job) -> None:
         job.quiet()
         if job.unit.deadline is not None:
-            loop = asyncio.get_running_loop()
-            job.alarm = loop.call_later(job.unit.deadline, self._on_alarm, worker, job)
+            self._ring_in(job.unit.deadline, worker, job)
 
-    def _on_alarm(self, worker: WorkerState, job: Job) -> None:
+    def _ring_in(self, seconds: float, worker: WorkerState, job: Job) -> None:
+        loop = asyncio.get_running_loop()
+        job.alarm = loop.call_later(seconds, self._on_alarm, worker, job, self._pauses.total())
+
+    def _on_alarm(self, worker: WorkerState, job: Job, paused_before: float) -> None:
+        paused = self._pauses.total() - paused_before
+        if paused > 0:
+            self._ring_in(paused, worker, job)  # while this process did not run, no sign of life could be seen
+            return
         if not job.started:
             # Only the worker is at fault: another worker takes the unit.
             worker.process.kill(f"it had not started a unit after {job.unit.deadline:g} s")

@@ -141,12 +141,14 @@ class WorkerProcess:
         if exit.code is None:
             return "ended; nobody knows how, as the process that could have told has ended too"
         if exit.code >= 0:
-            return f"exited with code {exit.code}"
+            return f"exited with code {exit.code}: what ran in it called os._exit, or a library did"
         if -exit.code == signal.SIGKILL:
             exact = exit.peak_kib > self._launched.inherited_kib
             peak = f"{'up to' if exact else 'less than'} {format_bytes(exit.peak_kib * 1024)}"
             return f"was killed (signal 9), probably out of host memory: it had taken {peak}"
-        return f"was killed (signal {-exit.code}, {signal.Signals(-exit.code).name})"
+        name = signal.Signals(-exit.code).name
+        crash = -exit.code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+        return f"was killed (signal {-exit.code}, {name}){': native code that ran in it crashed' if crash else ''}"
 
     def _release(self) -> None:
         loop = asyncio.get_running_loop()

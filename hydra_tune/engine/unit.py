@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from hydra_tune.core.errors import HydraTuneError
+from hydra_tune.core.errors import HydraTuneError, shortened
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,9 @@ class StepRecord:
     """Number of steps that this record sums up."""
 
 
+LONGEST_MESSAGE = 4_000
+"""Characters of an exception's message that are shown and stored; the middle of a longer one is left out."""
+LONGEST_TRACEBACK = 20_000
 MOST_STEPS = 64
 """A unit with more steps is recorded as sums per kind and shard, since single short steps are of no interest."""
 
@@ -141,6 +144,7 @@ class Failure:
             message, text = str(error) or kind, "".join(traceback.format_exception(error))
         except Exception as broken:  # noqa: BLE001 - even an exception's own text is user code
             message, text = f"{kind} (its message cannot be shown: {type(broken).__name__})", ""
+        message, text = shortened(message, LONGEST_MESSAGE), shortened(text, LONGEST_TRACEBACK)
         return cls(kind, message, text, status, isinstance(error, TrialEnded | HydraTuneError), facts)
 
 

@@ -283,6 +283,10 @@ def main(fd: int) -> None:
     except Closed:
         os._exit(COORDINATOR_GONE)
     _settle(setup)
+    if "HYDRA_TUNE_CRASH_POINT" in os.environ:  # a test of crashes
+        from hydra_tune.engine import crash_points
+
+        crash_points.install(setup.device.replace(":", ""))
     context = WorkerContext(setup, channel)
     if context.on_accelerator:
         from hydra_tune.core import accelerator
@@ -302,6 +306,7 @@ def _settle(setup: Setup) -> None:
     """Apply the coordinator's path, folder and environment, and this worker's thread counts."""
     sys.path[:] = setup.sys_path
     os.chdir(setup.cwd)
+    os.umask(os.umask(0o022) | 0o002)  # weights and checkpoints that anybody may change could not be trusted
     os.environ.clear()
     os.environ.update(setup.environment)
     # Libraries loaded by now have read the template's environment; later ones read the one above.

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from hydra_tune.training.candidate import Candidate
     from hydra_tune.training.prepared import Origin, Prepared
 
+SOURCE_FILE = "source"
+"""Name of the file of the build function in the run's directory."""
 RANK_VARIABLES = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "WORLD_SIZE")
 """Variables that launchers of distributed training leave in the environment, where the next objective would use them.
 """
@@ -71,7 +73,7 @@ class PrunedByUser(TrialEnded):
 
 def write_source(source: Source, directory: str) -> str:
     """Write the build function to a file for all workers of a run: it may hold data, and is sent only once."""
-    path = Path(directory) / "source"
+    path = Path(directory) / SOURCE_FILE
     path.write_bytes(pickle.dumps(source))
     return str(path)
 

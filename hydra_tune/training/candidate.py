@@ -142,6 +142,30 @@ class Candidate:
                 raise _wrong("split_points", point, "name a module of the model, as in model.named_modules()")
 
 
+def batch_loss(candidate: Candidate, outputs: Any, targets: Any) -> torch.Tensor:
+    """Return the loss of a batch to train on; raise a CandidateError for what cannot be trained on."""
+    loss = candidate.loss(outputs, targets)
+    if not isinstance(loss, torch.Tensor):
+        raise CandidateError(f"Candidate.loss returned {quoted(loss)}", "return a tensor of one number, the mean")
+    if loss.numel() != 1:
+        raise CandidateError(
+            f"Candidate.loss returned a tensor of shape {tuple(loss.shape)}", "return the batch's mean: loss.mean()"
+        )
+    if not loss.requires_grad and torch.is_grad_enabled():
+        raise CandidateError(
+            "Candidate.loss returned a tensor without a gradient", "do not detach it, and use no .item() in between"
+        )
+    return loss
+
+
+def make_optimizer(candidate: Candidate, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the candidate's optimizer of a model; raise a CandidateError if it is none."""
+    made = candidate.optimizer(list(model.parameters()))
+    if not isinstance(made, torch.optim.Optimizer):
+        raise CandidateError(f"Candidate.optimizer returned {quoted(made)}", _CALLABLE_HINTS["optimizer"])
+    return made
+
+
 _CALLABLE_HINTS = {
     "loss": "give a function(outputs, targets) that returns the batch's mean loss",
     "optimizer": "give a function of the parameters, such as partial(torch.optim.AdamW, lr=1e-3)",

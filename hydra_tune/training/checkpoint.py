@@ -71,8 +71,9 @@ class Checkpoints(CheckpointFiles):
             try:
                 state = self._load(step)
                 return Checkpoint(step, state, tuple(f"{note}; that of step {step} is used" for note in damaged))
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                damaged.append(f"the checkpoint of step {step} is damaged ({error})")
+            except Exception as error:  # noqa: BLE001 - whatever a damaged file makes its reader raise
+                reason = str(error) or type(error).__name__
+                damaged.append(f"the checkpoint of step {step} is damaged ({reason})")
         if damaged:
             return Checkpoint(-1, None, (*damaged[:-1], f"{damaged[-1]}; no other is left, and the trial starts again"))
         return None

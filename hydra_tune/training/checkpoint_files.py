@@ -5,11 +5,14 @@ The coordinator, which never touches tensors, removes the checkpoints of trials 
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 CHECKPOINT_SHARE = 0.02
 """Largest share of time for writing checkpoints; slower ones are made less often."""
+
+_STEP = re.compile(r"step-([0-9]{1,18})\.json")
 
 
 class CheckpointFiles:
@@ -25,7 +28,8 @@ class CheckpointFiles:
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, complete or not, in order."""
-        return sorted(int(file.stem.removeprefix("step-")) for file in self.directory.glob("step-*.json"))
+        names = (_STEP.fullmatch(file.name) for file in self.directory.glob("step-*.json"))
+        return sorted(int(match[1]) for match in names if match)  # others put copies beside them, as for a conflict
 
     def files(self, step: int) -> tuple[Path, Path]:
         """Return the safetensors file and the JSON file of a step."""

@@ -25,7 +25,7 @@ from hydra_tune.core.tensor_memory import TensorBytes
 from hydra_tune.core.trees import call_model, move
 from hydra_tune.core.weights import save_weights
 from hydra_tune.training.batches import Batches
-from hydra_tune.training.candidate import Candidate, Dataset
+from hydra_tune.training.candidate import Candidate, Dataset, batch_loss, make_optimizer
 from hydra_tune.training.progress import Diverged, Progress
 
 # The first optimizer step creates the optimizer's state, the second runs with all of it: from then on every batch of
@@ -46,7 +46,7 @@ class Training:
         self.batches = Batches(candidate, train, training=True, seed=seed)
         self.valid = None if valid is None else Batches(candidate, valid, training=False)
         self.model: nn.Module = candidate.model.to(device)
-        self.optimizer = candidate.optimizer(list(self.model.parameters()))
+        self.optimizer = make_optimizer(candidate, self.model)
         if isinstance(self.optimizer, torch.optim.LBFGS):
             raise CandidateError("optimizer LBFGS needs a closure, which training has not", "use another optimizer")
         self.scheduler = candidate.scheduler(self.optimizer) if candidate.scheduler else None
@@ -104,7 +104,7 @@ class Training:
     def _train_batch(self) -> None:
         candidate = self.candidate
         inputs, targets = move(self.batches.fetch(self.epoch, self.batch), self.device)
-        loss = candidate.loss(self.forward(inputs), targets)
+        loss = batch_loss(candidate, self.forward(inputs), targets)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise Diverged("the training loss", value, self.steps)

@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING, Any
 from optuna.distributions import BaseDistribution, CategoricalChoiceType
 from optuna.trial import BaseTrial
 
+from hydra_tune.core.metric_value import is_complex
+
 if TYPE_CHECKING:
     from hydra_tune.engine.worker import WorkerContext
+
+
+CALLS_AHEAD = 200
+"""Calls that do not wait for an answer, after which one waits until the coordinator has worked through them."""
+LARGEST_STEP = 2**31 - 1
+"""Largest step of a report: the column's limit on PostgreSQL, and the same everywhere."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,7 @@ class RemoteTrial(BaseTrial):
         self._unit = context.unit
         """Unit of this trial: threads that outlive it must not act for the next trial."""
         self._params: dict[str, Any] = {}
+        self._told = 0
         self._user_attrs = dict(info.user_attrs)
 
     def _ask(self, name: str, *args: Any) -> Any:
@@ -52,6 +61,9 @@ class RemoteTrial(BaseTrial):
 
     def _tell(self, name: str, *args: Any) -> None:
         self._context.tell(self._unit, name, *args)
+        self._told += 1
+        if self._told % CALLS_AHEAD == 0:
+            self._ask("caught_up")  # so that calls do not pile up in the coordinator's memory
 
     def _suggest(self, method: str, name: str, *args: Any, **options: Any) -> Any:
         value = self._ask(method, str(name), args, options)
@@ -89,6 +101,8 @@ class RemoteTrial(BaseTrial):
     def report(self, value: float, step: int) -> None:
         if self._info.objectives > 1:
             raise NotImplementedError("Trial.report is not supported for multi-objective optimization.")
+        if is_complex(value):
+            raise TypeError(f"report needs a real number as value, not {value!r}")
         try:
             value = float(value)
         except (TypeError, ValueError):
@@ -99,6 +113,8 @@ class RemoteTrial(BaseTrial):
             raise TypeError(f"report needs a whole number as step, not {step!r}") from None
         if step < 0:
             raise ValueError(f"report needs a step of at least 0, not {step}")
+        if step > LARGEST_STEP:
+            raise ValueError(f"report needs a step of at most {LARGEST_STEP}, not {step}: count in thousands, say")
         self._tell("report", value, step)
 
     def should_prune(self) -> bool:

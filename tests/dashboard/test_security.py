@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import stat
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 from hydra_tune.cli.app import run
 from hydra_tune.core.errors import InputError
-from hydra_tune.dashboard.app import make_app
+from hydra_tune.dashboard.app import guarded, make_app
+from hydra_tune.dashboard.reader import LOCKS, MOST_KEPT
 from hydra_tune.dashboard.security import HEADERS, LARGEST_BODY, PUBLIC, Policy, hosts_for, judge
 from hydra_tune.dashboard.server import Options, make_policy
 from hydra_tune.dashboard.tokens import token_of
@@ -247,3 +253,94 @@ def test_bad_options_get_one_line(url: str, flags: list[str], says: str, capsys:
 def test_a_missing_database_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["dashboard", "--storage", "sqlite:///missing.db", "--port", "0"]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+CROSS = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+@pytest.mark.parametrize("path", ["/api/studies/1/sample?limit=11", "/api/studies", "/", "/static/app.js"])
+def test_a_page_of_another_site_gets_nothing_computed(client: Client, site: str, path: str) -> None:
+    """Such a page may send reads without an Origin; it could not see the answers, but fill memory with them."""
+    assert client().get(path, headers={**CROSS, "sec-fetch-site": site}).status_code == 403
+
+
+def test_a_link_from_another_site_may_be_followed(client: Client) -> None:
+    followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert client().get("/studies/1", headers=followed).status_code == 200
+    assert client().get("/api/studies", headers=followed).status_code == 403
+    for site in ("same-origin", "none"):
+        assert client().get("/api/studies", headers={"sec-fetch-site": site}).status_code == 200
+
+
+def test_what_is_kept_of_a_study_is_bounded(client: Client) -> None:
+    app = client()
+    for limit in range(10, 110):
+        assert app.get(f"/api/studies/1/sample?limit={limit}").status_code == 200
+        assert app.get(f"/api/studies/1/timeline?bins={limit}").status_code == 200
+        assert app.get(f"/api/studies/{limit + 1000}").status_code == 404
+    reader = app.app.app.state.reader
+    assert all(len(view._kept) <= MOST_KEPT for view in reader._views.values())
+    assert len(reader._locks) == LOCKS
+
+
+BEHIND_TLS = {"host": "dash.example.org", "origin": "https://dash.example.org"}
+
+
+def test_behind_a_proxy_with_tls_one_can_log_in(url: str) -> None:
+    policy = make_policy(Options(url=url, allowed_hosts=("Dash.Example.org",), allow_actions=True))
+    with TestClient(guarded(make_app(url, policy)), base_url="http://dash.example.org") as app:
+        answer = app.post("/api/login", json={"token": policy.token}, headers=BEHIND_TLS)
+        assert answer.status_code == 204
+        assert "; Secure" in answer.headers["set-cookie"]
+        cookie = {"cookie": answer.headers["set-cookie"].partition(";")[0]}
+        assert app.get("/api/studies", headers={**BEHIND_TLS, **cookie}).status_code == 200
+        for other in ("https://evil.example.org", "https://dash.example.org:444"):
+            assert app.get("/api/studies", headers={**BEHIND_TLS, **cookie, "origin": other}).status_code == 403
+        plain = app.post("/api/login", json={"token": policy.token}, headers={"origin": "http://dash.example.org"})
+        assert "Secure" not in plain.headers["set-cookie"]
+
+
+def test_odd_characters_get_an_answer(client: Client) -> None:
+    app = client(token=TOKEN, actions=True)
+    headers = {**ORIGIN, "authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+    assert app.get("/api/studies/1/trials?filter=\u00b2", headers=headers).status_code == 200
+    note = app.put("/api/studies/1/trials/0/note", content=b'{"text": "\\ud800"}', headers=headers)
+    assert (note.status_code, "unicode" in note.text) == (422, True)
+
+
+def test_requests_sent_by_halves_do_not_keep_visitors_out(filled: Path) -> None:
+    """More half-sent requests than a process may have files, from a host that never goes on."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80)); "
+    patience = "import hydra_tune.dashboard.patience as p; p.ARRIVAL_SECONDS = 1.0; "
+    main = "from hydra_tune.cli.app import run; run(['dashboard', '--port', '0', '--storage', 'sqlite:///seen.db'])"
+    command = [sys.executable, "-c", limit + patience + main]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=filled)
+    halves = []
+    try:
+        assert server.stderr is not None
+        printed = next(line for line in server.stderr if line.startswith("dashboard of"))
+        port = int(printed.rpartition(":")[2].strip().strip("/"))
+        drain = threading.Thread(target=server.stderr.read, daemon=True)
+        drain.start()
+        for number in range(100):
+            half = socket.create_connection(("127.0.0.1", port))
+            half.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" if number % 2 else b"")
+            halves.append(half)
+        with socket.create_connection(("127.0.0.1", port)) as visitor:
+            visitor.sendall(b"GET /api/server HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            assert visitor.recv(15) == b"HTTP/1.1 200 OK"
+        # A connection that was answered must send its next request in time, too.
+        with socket.create_connection(("127.0.0.1", port)) as visitor:
+            visitor.sendall(b"GET /api/server HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert visitor.recv(15) == b"HTTP/1.1 200 OK"
+            visitor.sendall(b"POST /api/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\nx")
+            while visitor.recv(1 << 16):
+                pass
+    finally:
+        for half in halves:
+            half.close()
+        server.terminate()
+        server.wait()
+        drain.join()
+        server.stderr.close()

@@ -272,6 +272,30 @@ def test_workers_do_not_outlive_an_engine(tmp_path: Path) -> None:
     assert not [p for p in pids if psutil.pid_exists(p)]
 
 
+def test_time_in_which_the_coordinator_did_not_run_is_no_sign_of_death(tmp_path: Path) -> None:
+    """As for Ctrl-Z and `fg`: everything stands still for longer than the deadline, and then goes on."""
+
+    async def main() -> None:
+        async with engine(tmp_path, devices=1) as (running, _):
+            first = await running.run(unit(pid, deadline=60))
+            waits = asyncio.create_task(running.run(unit(wait_for, str(tmp_path / "gate"), deadline=1.0)))
+            await asyncio.sleep(0.5)
+            os.kill(first.value, signal.SIGSTOP)
+            time.sleep(2.0)  # the event loop does not run either
+            os.kill(first.value, signal.SIGCONT)
+            await asyncio.sleep(0)
+            (tmp_path / "gate").touch()
+            assert (await waits).worker == first.worker
+            # A pause is forgiven once: a worker that stays silent afterwards is hung.
+            silent = asyncio.create_task(running.run(unit(wait_for, str(tmp_path / "never"), deadline=0.5)))
+            await asyncio.sleep(0.2)
+            time.sleep(1.0)
+            with pytest.raises(UnitHung):
+                await silent
+
+    asyncio.run(main())
+
+
 def test_a_hung_unit_is_ended_at_its_deadline_with_its_stacks(tmp_path: Path) -> None:
     async def main() -> None:
         async with engine(tmp_path, devices=1) as (running, record):

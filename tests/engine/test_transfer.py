@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -58,7 +59,7 @@ def test_what_goes_out_twice_is_written_once_and_again_when_changed(files: Tenso
     data = TensorDataset(torch.randn(100, 5), torch.arange(100))
     pack(data, files)
     pack((data, nn.Identity()), files)
-    assert written(files) == 2
+    assert written(files) == 1
     data.tensors[0].mul_(2)
     assert torch.equal(unpack(pack(data, files)).tensors[0], data.tensors[0])
 
@@ -105,3 +106,54 @@ def test_a_generator_arrives_where_it_stands(files: TensorFiles) -> None:
     one, other = unpack(packed)
     assert one is other
     assert torch.equal(torch.rand(5, generator=one), torch.rand(5, generator=generator))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_ten_thousands_of_tensors_take_few_files_and_mappings(
+    files: TensorFiles, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    """A process may have some 65,000 mappings; a list of samples or a deep model has more tensors than that."""
+    if large:  # buffers that would have a file of their own, were there not so many
+        monkeypatch.setattr("hydra_tune.engine.transfer.OWN_FILE", 1)
+        monkeypatch.setattr("hydra_tune.engine.transfer.MOST_OWN", 10)
+    samples = [(torch.tensor([float(i), 1.0]), torch.tensor([i, i])) for i in range(40_000)]
+    arrived = unpack(pack(samples, files))
+    assert written(files) == (11 if large else 1)
+    mapped = Path("/proc/self/maps").read_text().count(str(files.directory))
+    assert mapped == written(files)
+    assert all(x[0] == i and y.tolist() == [i, i] for i, (x, y) in enumerate(arrived))
+    storages = {x.untyped_storage().nbytes() for x, _ in arrived}
+    assert storages == {8}, "each is a storage of its own, not the whole file"
+    arrived[7][0][0] = -1.0
+    assert samples[7][0][0] == 7.0
+    assert arrived[8][0][0] == 8.0
+    del samples, arrived
+    gc.collect()
+    assert written(files) == 0
+
+
+def test_a_large_buffer_has_a_file_of_its_own(files: TensorFiles) -> None:
+    small, large = torch.ones(10), torch.ones(1 << 18)
+    arrived = unpack(pack([small, large], files))
+    assert written(files) == 2
+    del large
+    gc.collect()
+    assert written(files) == 1, "it is freed without the others"
+    assert arrived[1].sum() == 1 << 18
+
+
+def test_arrays_and_tensors_share_a_file(files: TensorFiles) -> None:
+    arrays = [np.arange(20_000, dtype=dtype).reshape(100, 200) for dtype in (np.float32, np.float64)]
+    tensor = torch.arange(5)
+    arrived = unpack(pack([*arrays, tensor], files))
+    assert written(files) == 1
+    assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(arrived, arrays, strict=False))
+    assert arrived[2].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_what_could_not_be_packed_leaves_no_file_and_is_written_again(files: TensorFiles) -> None:
+    tensor = torch.arange(5.0)
+    with pytest.raises(TypeError):
+        pack([tensor, (each for each in ())], files)
+    assert written(files) == 0
+    assert unpack(pack(tensor, files)).tolist() == tensor.tolist()

@@ -23,7 +23,9 @@ COMMON = ["--trials", "3", "--sampler", "random", "--seed", "4", "--devices", "2
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "hydra_tune", *arguments]
+    """A command; `resume` and `export` may run the build functions of the tests, which are not where they run."""
+    trust = ["--trust", str(SPEC.parents[1])] if arguments[0] in ("resume", "export") else []
+    return [sys.executable, "-m", "hydra_tune", *arguments, *trust]
 
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:

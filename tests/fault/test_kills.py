@@ -10,6 +10,7 @@ import re
 import shlex
 import signal
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,24 @@ def test_a_stopped_worker_loses_its_unit_to_another(tmp_path: Path, unbroken: li
         _, errors = search.communicate()
     assert search.returncode == 0, errors
     assert values(tmp_path, "s") == unbroken
+
+
+def test_a_search_that_is_paused_as_a_whole_goes_on(tmp_path: Path, unbroken: list[Any]) -> None:
+    """Ctrl-Z and `fg`, with a deadline shorter than the pause."""
+    with started(*SEARCH, "--deadline", "3", folder=tmp_path) as search:
+        wait_for_checkpoint(tmp_path)
+        stopped = [search.pid, *(worker.pid for worker in workers_of(search))]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(5)  # the pause is what is tested
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        _, errors = search.communicate()
+    assert search.returncode == 0, errors
+    assert values(tmp_path, "s") == unbroken
+    with open_storage(f"sqlite:///{tmp_path}/hydra_tune.db", read_only=True) as storage:
+        attempts = [attempt.state for number in range(3) for attempt in trial_attempts(storage, "s", number)]
+    assert attempts == ["COMPLETE"] * 3
 
 
 class Continue(logging.Handler):

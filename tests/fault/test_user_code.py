@@ -58,6 +58,8 @@ ODDITIES: list[tuple[Any, str, str]] = [
         "must be None, bool, int, float or str",
     ),
     (lambda trial: trial.set_user_attr("s", {1, 2}), "FAILED", "not JSON serializable"),
+    (lambda trial: trial.report(1.0, 2**31), "FAILED", "report needs a step of at most 2147483647, not 2147483648"),
+    (lambda trial: trial.report(1.0, 10**20), "FAILED", "report needs a step of at most"),
     (lambda trial: raise_(Odd()), "FAILED", "Odd (its message cannot be shown: RuntimeError)"),
     (lambda trial: raise_(KeyboardInterrupt()), "FAILED", "KeyboardInterrupt"),
     (lambda trial: raise_(GeneratorExit()), "FAILED", "GeneratorExit"),

@@ -69,7 +69,7 @@ def postgresql_server() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def postgresql_admin(postgresql_server: str) -> Iterator[sqlalchemy.Engine]:
     url = postgresql_server.format("postgres").replace("postgresql:", "postgresql+psycopg:")
-    admin = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+    admin = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
     yield admin
     admin.dispose()
 

@@ -152,3 +152,58 @@ def test_a_process_is_known_by_its_start():
     assert process_runs(os.getpid(), started)
     assert not process_runs(os.getpid(), started - 1)
     assert process_start(2**22 - 1) is None
+
+
+def check_fence(storage: HydraStorage) -> None:
+    """A holder that wakes after another has taken over writes nothing, whatever its clock says."""
+    study_id = storage.create_new_study([StudyDirection.MINIMIZE], "s")
+    HeldLease(storage, study_id, "s")
+    with open_storage(storage.url) as other:
+        storage.begin_batching()
+        storage.create_new_trial(study_id)
+        storage.flush()
+        change(other, **DEAD)
+        newer = HeldLease(other, study_id, "s")
+        storage.create_new_trial(study_id)
+        with pytest.raises(StorageError, match="another process has taken this study over"):
+            storage.flush()
+        assert other.get_n_trials(study_id) == 1
+        storage.discard()
+        storage.end_batching()
+        with pytest.raises(StorageError, match="another process has taken this study over"):
+            storage.set_study_user_attr(study_id, "late", 1)
+        other.create_new_trial(study_id)
+        newer.release()
+        assert other.get_n_trials(study_id) == 2
+
+
+def test_a_former_holder_writes_nothing(sqlite_storage: HydraStorage):
+    check_fence(sqlite_storage)
+
+
+def test_a_former_holder_writes_nothing_on_postgresql(postgresql_storage: HydraStorage):
+    check_fence(postgresql_storage)
+
+
+def test_two_that_take_over_at_the_same_moment_are_one_after_the_other(postgresql_storage: HydraStorage):
+    study_id = postgresql_storage.create_new_study([StudyDirection.MINIMIZE], "s")
+    HeldLease(postgresql_storage, study_id, "s")
+    change(postgresql_storage, **DEAD)
+    start, said = threading.Barrier(6), []
+
+    def take() -> None:
+        with open_storage(postgresql_storage.url) as storage:
+            start.wait()
+            try:
+                HeldLease(storage, study_id, "s")
+                said.append("taken")
+            except StorageError as error:
+                said.append(error.message)
+
+    threads = [threading.Thread(target=take) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said.count("taken") == 1
+    assert sum("is being run by process" in each for each in said) == 5

@@ -342,3 +342,41 @@ def test_an_attribute_is_cached_as_it_will_be_read(sqlite_storage: HydraStorage,
         expected = json.loads(json.dumps(given))
         assert sqlite_storage.get_trial(trial_id).user_attrs["given"] == expected
         assert sqlite_storage.get_study_user_attrs(study_id)["given"] == expected
+
+
+def check_one_bad_row(storage: HydraStorage) -> None:
+    """A row that no database can hold is left out and named; all others of its flush are written."""
+    study_id = storage.create_new_study(MINIMIZE, "s")
+    with storage.batching():
+        records = StudyRecords(storage, study_id)
+        trial_id = run_trial(storage, study_id)
+        for seed in (1, 10**20):
+            records.trial(seed % 7, seed=seed)
+        storage.flush()
+        assert storage.pending == 0
+        (refused,) = storage.take_refused()
+        assert refused.row["seed"] == 10**20
+        assert "a row of hydra_trials cannot be stored (" in str(refused)
+        assert storage.number_of(trial_id) == 0
+        run_trial(storage, study_id)
+        storage.flush()
+        assert storage.take_refused() == []
+    assert rows_of(storage, TRIALS) == 2
+    assert rows_of(storage, HYDRA_TRIALS) == 1
+
+
+def test_one_bad_row_does_not_stop_the_queue(sqlite_storage: HydraStorage):
+    check_one_bad_row(sqlite_storage)
+
+
+def test_one_bad_row_does_not_stop_the_queue_on_postgresql(postgresql_storage: HydraStorage):
+    check_one_bad_row(postgresql_storage)
+
+
+@pytest.mark.parametrize("step", [2**31, 10**20, -(2**31) - 1])
+def test_a_step_that_no_database_holds_is_refused_at_the_call(sqlite_storage: HydraStorage, study_id: int, step: int):
+    with sqlite_storage.batching():
+        trial_id = sqlite_storage.create_new_trial(study_id)
+        with pytest.raises(StorageError, match=f"step {step} of a report cannot be stored"):
+            sqlite_storage.set_trial_intermediate_value(trial_id, step, 0.5)
+        assert sqlite_storage.get_trial(trial_id).intermediate_values == {}

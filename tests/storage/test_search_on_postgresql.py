@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import signal
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from optuna.trial import TrialState
+from sqlalchemy import select, update
 
 import hydra_tune as ht
 from hydra_tune.cli.app import run
-from hydra_tune.storage.tables import HYDRA_EVENTS
+from hydra_tune.storage import open_storage
+from hydra_tune.storage.database import writing
+from hydra_tune.storage.tables import HYDRA_EVENTS, HYDRA_LEASES, utc_now
 from tests.candidates import build_small
 from tests.fault import searches
 
@@ -69,3 +74,37 @@ def test_a_killed_search_is_resumed_from_another_folder(postgresql_url: str, tmp
     assert not step.parent.exists(), "used, and removed when the trial had ended"
     assert list(here.rglob("trial-0.safetensors"))
     assert not list(there.iterdir())
+
+
+GATED = """
+import os, time
+def objective(trial):
+    x = trial.suggest_float("x", 0, 1)
+    open(f"begun-{trial.number}", "w").close()
+    while trial.number and not os.path.exists("go"):
+        time.sleep(0.02)
+    return x
+"""
+
+
+def test_a_coordinator_that_wakes_after_another_took_over_writes_nothing(postgresql_url: str, tmp_path: Path):
+    """As after a suspend: the first is stopped, its lease seems to be of another host and has not been renewed."""
+    (tmp_path / "gated.py").write_text(GATED)
+    flags = ["--trials", "6", "--devices", "1xcpu", "--sampler", "random", "--study", "s", "--storage", postgresql_url]
+    with searches.started("search", "gated.py:objective", *flags, folder=tmp_path) as first:
+        searches.wait_for((tmp_path / "begun-1").exists, "the second trial")
+        first.send_signal(signal.SIGSTOP)
+        with open_storage(postgresql_url) as storage, writing(storage.engine) as connection:
+            long_ago = utc_now() - timedelta(hours=1)
+            connection.execute(update(HYDRA_LEASES).values(host="another", renewed=long_ago))
+        (tmp_path / "go").touch()
+        second = searches.run("resume", "s", "--storage", postgresql_url, "--json", folder=tmp_path)
+        assert second.returncode == 0, second.stderr
+        first.send_signal(signal.SIGCONT)
+        _, errors = first.communicate()
+    assert first.returncode == 2
+    assert errors.splitlines()[-1].startswith("error: another process has taken this study over")
+    with open_storage(postgresql_url, read_only=True) as storage:
+        trials = storage.get_all_trials(1)
+    assert [trial.number for trial in trials] == list(range(6))
+    assert {trial.state for trial in trials} == {TrialState.COMPLETE}

@@ -31,6 +31,7 @@ from hydra_tune.strategies.pipeline.share import Share, as_random, as_state
 from hydra_tune.strategies.pipeline.staged import Fetched, Forwarded, Judged, Random, Sent
 from hydra_tune.strategies.pipeline.stages import TARGETS, Stage
 from hydra_tune.training.batches import Batches
+from hydra_tune.training.candidate import batch_loss
 from hydra_tune.training.progress import Diverged
 
 MEASURED_STEPS = 2
@@ -212,7 +213,7 @@ class Part:
 
     def _loss(self, values: Mapping[int, Any], targets: Any, weight: float) -> float:
         candidate = self.kit.candidate
-        loss = candidate.loss(self.kit.program.outputs(values), targets)
+        loss = batch_loss(candidate, self.kit.program.outputs(values), targets)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise Diverged("the training loss", value, self.share.steps)

@@ -21,6 +21,7 @@ from hydra_tune.core.errors import CandidateError
 from hydra_tune.graph.capture import untouched
 from hydra_tune.graph.costs import NodeCost
 from hydra_tune.graph.pilot_contents import contents_restored
+from hydra_tune.training.candidate import batch_loss
 from hydra_tune.training.loop import Training
 
 SAME = "the first batch in shards gave the loss and the gradients of the whole model"
@@ -65,7 +66,7 @@ def first_batch(
         model.train()
         training.begin_streams()
         inputs, targets = training.batches.fetch(0, 0)
-        loss = candidate.loss(training.forward(inputs), targets)
+        loss = batch_loss(candidate, training.forward(inputs), targets)
         if loss.requires_grad:
             (loss / candidate.accumulate).backward()  # type: ignore[no-untyped-call]
         named = model.named_parameters()

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from hydra_tune.strategies.shard.kit import Kit
 from hydra_tune.strategies.shard.optimizers import OptimizerParts
 from hydra_tune.strategies.shard.plan import NOT_PRUNED, Pruned, make_plan
 from hydra_tune.strategies.shard.skeleton import check_parameters
-from hydra_tune.training.candidate import Candidate
+from hydra_tune.training.candidate import Candidate, batch_loss
 from hydra_tune.training.loop import Training
 from hydra_tune.training.prepared import Prepared
 
@@ -150,8 +151,8 @@ def _observed(candidate: Candidate, parts: OptimizerParts, batch: _Batch, mixed:
     others = [candidate.loss] if isinstance(candidate.loss, nn.Module) else []
     with contents_restored(candidate.model, *others):
         return observe(
-            candidate.model, forward, candidate.loss, _pilot_optimizer(parts), (batch.inputs, batch.targets),
-            candidate.split_points, mixed=mixed,
+            candidate.model, forward, partial(batch_loss, candidate), _pilot_optimizer(parts),
+            (batch.inputs, batch.targets), candidate.split_points, mixed=mixed,
         )  # fmt: skip
 
 
@@ -266,7 +267,7 @@ def _profiled(
 ) -> Profile:  # fmt: skip
     return profile(
         candidate.model, captured, captured.program.bind(batch.inputs),
-        lambda outputs: candidate.loss(outputs, batch.targets), _pilot_optimizer(parts), candidate.split_points,
+        lambda outputs: batch_loss(candidate, outputs, batch.targets), _pilot_optimizer(parts), candidate.split_points,
         timed_in,
     )  # fmt: skip
 

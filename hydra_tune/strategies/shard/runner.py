@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import nn
@@ -84,11 +85,12 @@ class ShardRunner:
             # First of all hooks: another may look at the module's parameters.
             module.register_forward_pre_hook(partial(self._on_call, names[id(module)]), prepend=True)
         watch(self.model, self._on_access)
+        weak = WeakMethod(on_gradient)  # a parameter keeps its hooks where the garbage collector cannot look
         for name, parameter in self._parameters.items():
             if not (parameter.dtype.is_floating_point or parameter.dtype.is_complex):
                 continue
             with _requiring_gradients(parameter):
-                parameter.register_post_accumulate_grad_hook(partial(_call, on_gradient, name))  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(partial(_call, weak, name))  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, _memo: Any) -> ShardRunner:
         return self  # a copy of a module that user code makes has this one's hooks
@@ -378,5 +380,6 @@ def _requiring_gradients(parameter: nn.Parameter) -> Iterator[None]:
         parameter.requires_grad_(False)
 
 
-def _call(on_gradient: Callable[[str, nn.Parameter], None], name: str, parameter: nn.Parameter) -> None:
-    on_gradient(name, parameter)
+def _call(weak: WeakMethod[Callable[[str, nn.Parameter], None]], name: str, parameter: nn.Parameter) -> None:
+    if on_gradient := weak():
+        on_gradient(name, parameter)

@@ -35,6 +35,7 @@ from hydra_tune.strategies.shard.optimizers import Schedule
 from hydra_tune.strategies.shard.plan import Bundle, Shard
 from hydra_tune.strategies.shard.runner import ShardRunner
 from hydra_tune.training.batches import Batches
+from hydra_tune.training.candidate import batch_loss
 from hydra_tune.training.progress import Diverged, Progress
 
 COMMIT_SHARE = 0.01
@@ -197,7 +198,7 @@ class ShardedTrial:
         return done % self.candidate.accumulate == 0 or done == len(self.batches)
 
     def _loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        total = self.candidate.loss(outputs, targets)
+        total = batch_loss(self.candidate, outputs, targets)
         value = float(total.detach())
         if not math.isfinite(value):
             raise Diverged("the training loss", value, self.logbook.steps)

@@ -29,6 +29,7 @@ from hydra_tune.strategies.sparse.pruned_trial import Account
 from hydra_tune.strategies.sparse.pruning import Pruning
 from hydra_tune.strategies.sparse.sizes import dense_state_bytes
 from hydra_tune.strategies.sparse.state import CompressedState, trained_parameters
+from hydra_tune.training.candidate import batch_loss
 from hydra_tune.training.loop import MEASURED_STEPS, Training
 from hydra_tune.training.prepared import Prepared
 from hydra_tune.training.progress import Diverged, Progress
@@ -141,7 +142,7 @@ class SparseTraining(Training):
             self._step()
 
     def _backward(self, inputs: Any, targets: Any, own: int, rows: int) -> None:
-        loss = self.candidate.loss(self.forward(inputs), targets)
+        loss = batch_loss(self.candidate, self.forward(inputs), targets)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise Diverged("the training loss", value, self.steps)
