@@ -91,6 +91,8 @@ class CachedStudy:
             return False
         if self.best is None or self.best.value is None:
             return True
+        if trial.value == self.best.value:  # the same answer in whichever order trials ended and were read
+            return trial.number < self.best.number
         if self.directions[0] == StudyDirection.MAXIMIZE:
             return trial.value > self.best.value
         return trial.value < self.best.value

@@ -81,7 +81,8 @@ class SearchView:
             return
         value = outcome.values[0]
         maximize = self.settings.directions[0] == "maximize"
-        if self.best is None or (value > self.best[0] if maximize else value < self.best[0]):
+        rank = (-value if maximize else value, number)
+        if self.best is None or rank < (-self.best[0] if maximize else self.best[0], self.best[1]):
             self.best = (value, number)
 
     def summary(self) -> str:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from hydra_tune.coordinator.files import StudyFiles
+from hydra_tune.coordinator.hosted import HostedStudy, call_storage
 from hydra_tune.coordinator.ledger import Ledger
 from hydra_tune.coordinator.resuming import ALLOW, check_objectives, check_source
 from hydra_tune.coordinator.sampling import make_pruner, make_sampler
@@ -34,13 +35,6 @@ from hydra_tune.training.remote_trial import TrialInfo
 from hydra_tune.training.source import Source
 
 logger = logging.getLogger(__name__)
-
-_DISTRIBUTIONS: dict[str, Callable[..., BaseDistribution]] = {
-    "suggest_float": FloatDistribution,
-    "suggest_int": IntDistribution,
-    "suggest_categorical": CategoricalDistribution,
-}
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -82,7 +76,7 @@ class OwnedStudy:
             opened.callback(self._end_batching)
             self._open = opened.pop_all()
 
-    def _create_or_load(self, space: Any, source: Source) -> optuna.Study:
+    def _create_or_load(self, space: Any, source: Source) -> HostedStudy:
         settings = self.settings
         exists = settings.study in optuna.get_all_study_names(self.storage)
         if exists and not settings.resume:
@@ -97,13 +91,15 @@ class OwnedStudy:
         parts["pruner"] = make_pruner(settings.pruner)
         if not exists:
             directions = [StudyDirection[direction.upper()] for direction in settings.directions]
-            study = optuna.create_study(study_name=settings.study, directions=directions, **parts)
+            optuna.create_study(study_name=settings.study, directions=directions, **parts)
+        else:
+            assert self._before is not None
+            check_objectives(self._before, settings)
+        study = HostedStudy(study_name=settings.study, **parts)
+        if not exists:
             for params in settings.enqueue:
                 study.enqueue_trial(dict(params))
-            return study
-        assert self._before is not None
-        check_objectives(self._before, settings)
-        return optuna.load_study(study_name=settings.study, **parts)
+        return study
 
     def _sampler_seed(self) -> int:
         """Return the study's seed; for samplers that draw from one stream, a new seed for each resumption.
@@ -220,6 +216,10 @@ class OwnedStudy:
             datetime_start=running.trial.datetime_start,
             checkpoints=self.files.checkpoints(asked.number),
             checkpoint_seconds=self.settings.checkpoint_seconds,
+            trial_id=running.trial._trial_id,
+            study_id=self.study_id,
+            study=self.study.study_name,
+            directions=self.settings.directions,
         )
 
     def end_attempt(self, attempt: str, outcome: Outcome) -> None:
@@ -238,11 +238,9 @@ class OwnedStudy:
             self.records.event(number, "refused", f"a late {name} of attempt {attempt}")
             raise ValueError(f"trial {number} is no longer run by this attempt")
         trial = running.trial
-        if name in _DISTRIBUTIONS:
-            parameter, arguments, options = args
-            self._compare(parameter, _DISTRIBUTIONS[name](*arguments, **options))
-            return getattr(trial, name)(parameter, *arguments, **options)
         match name:
+            case "suggest":
+                return self._suggest(trial, *args)
             case "report":
                 self._report(trial, *args)
             case "should_prune":
@@ -255,15 +253,23 @@ class OwnedStudy:
                 self.checkpoint(number, *args)
             case "note":
                 self.event(number, *args)
-            case "set_constraint":
-                trial.set_constraint(*args)
-            case "distributions":
-                return trial.distributions
-            case "constraints":
-                return trial.constraints
+            case "relative_params":
+                return trial.relative_params, trial.relative_search_space
+            case "storage":
+                return call_storage(self.storage, self.study_id, *args)
+            case "part":
+                return self.study.part(*args)
+            case "stop_study":
+                self.study.stop()
             case _:
                 raise ValueError(f"a trial has no {name!r}")
         return None
+
+    def _suggest(self, trial: optuna.Trial, parameter: str, distribution: BaseDistribution) -> Any:
+        """Return the sampler's value, or for a categorical parameter the index of its choice."""
+        self._compare(parameter, distribution)
+        value = trial._suggest(parameter, distribution)
+        return int(distribution.to_internal_repr(value)) if isinstance(distribution, CategoricalDistribution) else value
 
     def _compare(self, parameter: str, distribution: BaseDistribution) -> None:
         before = self._distributions.setdefault(parameter, distribution)

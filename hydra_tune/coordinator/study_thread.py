@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from optuna.distributions import CategoricalDistribution
+
 from hydra_tune.coordinator.files import StudyFiles
 from hydra_tune.coordinator.sampling import trial_limit
 from hydra_tune.coordinator.study import Asked, OwnedStudy
@@ -106,9 +108,9 @@ class StudyThread:
 
     async def suggest(self, number: int, attempt: str, name: str, choices: Sequence[str]) -> str:
         """Let the sampler choose one of `choices` for a trial, as a categorical parameter."""
-        wanted = (name, (list(choices),), dict[str, Any]())
-        found: str = await self._call(self._study.answer, number, attempt, "suggest_categorical", wanted)
-        return found
+        wanted = (name, CategoricalDistribution(tuple(choices)))
+        found: int = await self._call(self._study.answer, number, attempt, "suggest", wanted)
+        return choices[found]
 
     def answer(self, unit: Unit, name: str, args: tuple[Any, ...], then: Reply | None) -> None:
         """Answer a call of user code in a worker; `then(value, failure)` is called on the thread."""

@@ -1,4 +1,4 @@
-"""Values of metrics and objectives: user code may return anything, but a study records finite floats."""
+"""Values of metrics and objectives: user code may return anything, but a study records floats."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from hydra_tune.core.errors import CandidateError, quoted
 
 
-def as_number(value: Any, what: str) -> float:
-    """Return a metric's value as a finite float; raise a CandidateError that quotes any other value."""
+def as_number(value: Any, what: str, *, infinite: bool = False) -> float:
+    """Return a value as a finite float, or an `infinite` one too; raise a CandidateError that quotes any other value."""
     hint = "return one finite number"
     torch = sys.modules.get("torch")
     # A tensor can exist only if user code has imported torch: do not load torch for an objective without it.
@@ -25,6 +25,6 @@ def as_number(value: Any, what: str) -> float:
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise CandidateError(f"{what} is {quoted(value)}", hint) from error
-    if not math.isfinite(number):
+    if math.isnan(number) or (math.isinf(number) and not infinite):
         raise CandidateError(f"{what} is {quoted(number)}", hint)
     return number

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -21,12 +22,14 @@ from hydra_tune.core.seeds import seed_everything
 from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.training.remote_trial import RemoteTrial, TrialInfo
 from hydra_tune.training.source import Build, Source
+from hydra_tune.training.trial_line import WorkerLine
 
 if TYPE_CHECKING:
     from hydra_tune.engine.worker import WorkerContext
     from hydra_tune.training.candidate import Candidate
     from hydra_tune.training.prepared import Origin, Prepared
 
+RETURNED = "the value that build returned"
 RANK_VARIABLES = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "WORLD_SIZE")
 """Variables that launchers of distributed training leave in the environment, where the next objective would use them.
 """
@@ -140,7 +143,7 @@ def _build(context: WorkerContext, source_file: str, info: TrialInfo) -> Any:
     seed_everything(info.seed)
     ranks = {name: os.environ.get(name) for name in RANK_VARIABLES}
     try:
-        return build(RemoteTrial(info, context))
+        return build(RemoteTrial(info, WorkerLine(context)))
     except TrialEnded:
         raise
     except optuna.TrialPruned as error:
@@ -153,14 +156,18 @@ def _build(context: WorkerContext, source_file: str, info: TrialInfo) -> Any:
 
 
 def _objective_values(made: Any, info: TrialInfo) -> tuple[float, ...]:
-    if info.objectives == 1:
-        return (as_number(made, "the value that build returned"),)
-    if not isinstance(made, tuple | list) or len(made) != info.objectives:
+    """Return what an objective returned as Optuna reads it: `1.0`, `(1.0,)` and `[1.0]` are the same, `inf` is a value."""
+    values = list(made) if isinstance(made, Sequence) and not isinstance(made, str | bytes) else [made]
+    if len(values) != info.objectives:
+        if info.objectives == 1:
+            as_number(made, RETURNED, infinite=True)  # says what a single value may be
         raise CandidateError(
             f"build returned {quoted(made)}",
             f"return a Candidate, or {info.objectives} numbers, one for each metric",
         )
-    return tuple(as_number(value, f"value {i} that build returned") for i, value in enumerate(made))
+    if info.objectives == 1:
+        return (as_number(values[0], RETURNED, infinite=True),)
+    return tuple(as_number(value, f"value {i} that build returned", infinite=True) for i, value in enumerate(values))
 
 
 def _is_candidate(made: object) -> TypeGuard[Candidate]:
