@@ -50,7 +50,8 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
             found = {"study": settings.study, "storage": masked(settings.storage), "best": result.best_trial}
             print_json({**found, "trials": result.trials})
         else:
-            print_table(leaderboard(result.trials, settings.metrics, settings.directions))
+            metrics = result.study.metric_names or settings.metrics
+            print_table(leaderboard(result.trials, metrics, settings.directions))
             _say_why(result.trials)
             typer.echo(f"look closer:   {program()} show {name} {result.best_trial.number}{place}")
             if result.has_weights(result.best_trial.number):

@@ -1,4 +1,4 @@
-"""Optuna's side of a search in the coordinator: the study that samplers and callbacks see, and calls of workers on it."""
+"""The study that samplers and callbacks see in the coordinator, and the calls of workers on its storage."""
 
 from __future__ import annotations
 

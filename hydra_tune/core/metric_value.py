@@ -11,7 +11,7 @@ from hydra_tune.core.errors import CandidateError, quoted
 
 
 def as_number(value: Any, what: str, *, infinite: bool = False) -> float:
-    """Return a value as a finite float, or an `infinite` one too; raise a CandidateError that quotes any other value."""
+    """Return a value as a float, finite unless `infinite`; raise a CandidateError that quotes any other value."""
     hint = "return one finite number"
     torch = sys.modules.get("torch")
     # A tensor can exist only if user code has imported torch: do not load torch for an objective without it.

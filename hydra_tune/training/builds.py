@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import optuna
 
-from hydra_tune.core.errors import CandidateError, quoted
+from hydra_tune.core.errors import CandidateError, HydraTuneError, SpecError, quoted
 from hydra_tune.core.metric_value import as_number
 from hydra_tune.core.seeds import seed_everything
 from hydra_tune.engine.unit import TrialEnded
@@ -85,6 +86,20 @@ def read_source(path: str) -> Source:
     return source
 
 
+def check_build(context: WorkerContext, source_file: str) -> None:
+    """Import the build function, so that a mistake in its file is found before a study is made."""
+    try:
+        _load(context, source_file)
+    except HydraTuneError:
+        raise
+    except BaseException as error:
+        place = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
+        line = f" at {place.filename}:{place.lineno}" if place and not isinstance(error, SyntaxError) else ""
+        raise SpecError(
+            f"the build function cannot be imported: {type(error).__name__}: {error}{line}", "mend it and search again"
+        ) from error
+
+
 def build_here(context: WorkerContext, source_file: str, info: TrialInfo) -> Built:
     """Build on this device: an objective runs to its end, a candidate stays resident."""
     made = _build(context, source_file, info)
@@ -137,9 +152,7 @@ def build_again(context: WorkerContext, origin: Origin) -> Prepared:
 
 
 def _build(context: WorkerContext, source_file: str, info: TrialInfo) -> Any:
-    build: Build | None = context.cache.get("build")
-    if build is None:
-        build = context.cache["build"] = read_source(source_file).load()
+    build = _load(context, source_file)
     seed_everything(info.seed)
     ranks = {name: os.environ.get(name) for name in RANK_VARIABLES}
     try:
@@ -155,8 +168,15 @@ def _build(context: WorkerContext, source_file: str, info: TrialInfo) -> Any:
                 os.environ[name] = value
 
 
+def _load(context: WorkerContext, source_file: str) -> Build:
+    build: Build | None = context.cache.get("build")
+    if build is None:
+        build = context.cache["build"] = read_source(source_file).load()
+    return build
+
+
 def _objective_values(made: Any, info: TrialInfo) -> tuple[float, ...]:
-    """Return what an objective returned as Optuna reads it: `1.0`, `(1.0,)` and `[1.0]` are the same, `inf` is a value."""
+    """Return what an objective returned, read as Optuna does: `(1.0,)` and `[1.0]` are 1.0, and `inf` is a value."""
     values = list(made) if isinstance(made, Sequence) and not isinstance(made, str | bytes) else [made]
     if len(values) != info.objectives:
         if info.objectives == 1:

@@ -18,9 +18,7 @@ from optuna.study import Study, StudyDirection
 from hydra_tune.engine.messages import RemoteError
 from hydra_tune.training.trial_line import Line
 
-METHODS = frozenset(
-    name for name, member in vars(BaseStorage).items() if callable(member) and not name.startswith("_")
-)
+METHODS = frozenset(name for name, member in vars(BaseStorage).items() if callable(member) and not name.startswith("_"))
 """Methods of a storage that a worker may call; the coordinator refuses some of them for other studies."""
 
 
@@ -60,11 +58,11 @@ for _method in METHODS - vars(_Forwarding).keys():
     setattr(_Forwarding, _method, _forwarded(_method))
 
 
-class _RemoteDatabase(_Forwarding, RDBStorage):  # type: ignore[misc]
+class _RemoteDatabase(_Forwarding, RDBStorage):
     """The coordinator's database, for libraries that look for an RDBStorage behind a study."""
 
 
-class RemoteStorage(_Forwarding, _CachedStorage):  # type: ignore[misc]
+class RemoteStorage(_Forwarding, _CachedStorage):
     """The coordinator's storage.
 
     It is of Optuna's class for databases, since libraries ask for that: the Lightning callback refuses `ddp_spawn` with

@@ -74,8 +74,7 @@ class RemoteTrial(Trial):
 
     @property
     def relative_params(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._relative_params
-        return found
+        return self._relative_params or {}
 
     def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
         known = self._cached_frozen_trial
@@ -175,7 +174,7 @@ def _storable(distribution: BaseDistribution) -> BaseDistribution:
 class StoredTrial(optuna.trial.FixedTrial):
     """A trial with parameters from the database, where a choice that is no plain value is in another form."""
 
-    def suggest_categorical(self, name: str, choices: Any) -> Any:  # type: ignore[override]
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
         choices = tuple(choices)
         stored = _storable(CategoricalDistribution(choices))
         assert isinstance(stored, CategoricalDistribution)

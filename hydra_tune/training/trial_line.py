@@ -1,7 +1,7 @@
 """The line from a trial in a worker to the coordinator, and its extension to processes that user code starts.
 
-Both kinds offer `ask`, which waits for an answer, and `tell`. A `WorkerLine` that is pickled, as `ddp_spawn` or joblib do
-with a trial, becomes a `LinkedLine`: its calls go over a Unix socket to the worker, which hands them on.
+Both kinds offer `ask`, which waits for an answer, and `tell`. A `WorkerLine` that is pickled, as `ddp_spawn` or joblib
+do with a trial, becomes a `LinkedLine`: its calls go over a Unix socket to the worker, which hands them on.
 """
 
 from __future__ import annotations
