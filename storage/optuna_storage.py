@@ -52,7 +52,7 @@ def open_storage(url: str, read_only: bool = False) -> HydraStorage:
 
 
 class HydraStorage(QueuedDatabase, BaseStorage):
-    """Optuna storage in a SQLite file or on a PostgreSQL server; pass it to any Optuna function."""
+    """Optuna storage in a SQLite file or on a server; pass it to any Optuna function."""
 
     # Studies
 

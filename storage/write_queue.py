@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import Connection, Insert, Table, Update, bindparam, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from hydra_tune.core.errors import StorageError
 from hydra_tune.storage.tables import STUDIES, TRIALS, key_columns
@@ -125,6 +125,8 @@ class WriteQueue:
         for study_id in self.studies_of_new_trials():
             numbers = [row["number"] for row in self._new_trials.values() if row["study_id"] == study_id]
             self.foreign[study_id] = _make_room(connection, study_id, last_ids[study_id], max(numbers))
+        if connection.dialect.name == "mysql":
+            return {id: _insert_by_itself(connection, row) for id, row in self._new_trials.items()}
         ids = connection.execute(_INSERT_TRIALS, list(self._new_trials.values())).scalars()
         return dict(zip(self._new_trials, ids, strict=True))
 
@@ -171,8 +173,24 @@ def _alike(rows: Iterable[RowValues]) -> list[tuple[tuple[str, ...], list[RowVal
     return list(groups.items())
 
 
+def _insert_by_itself(connection: Connection, row: RowValues) -> int:
+    """Insert a trial and return its id; MySQL returns no ids of several rows."""
+    key = connection.execute(insert(TRIALS), row).inserted_primary_key
+    assert key is not None
+    return int(key[0])
+
+
+def _mysql_upsert(table: Table, columns: tuple[str, ...]) -> Insert:
+    statement, key = mysql.insert(table), _key_columns(table)
+    # Without a column to change, one of the key is set to what it is.
+    changed = [name for name in columns if name not in key] or [key[0]]
+    return statement.on_duplicate_key_update({name: statement.inserted[name] for name in changed})
+
+
 @cache
 def _upsert_statement(dialect: str, table: Table, columns: tuple[str, ...]) -> Insert:
+    if dialect == "mysql":
+        return _mysql_upsert(table, columns)
     statement = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
     key = _key_columns(table)
     changed = {name: statement.excluded[name] for name in columns if name not in key}
