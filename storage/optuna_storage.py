@@ -284,6 +284,9 @@ class HydraStorage(QueuedDatabase, BaseStorage):
             trial.datetime_start = datetime.now()
         else:
             trial = copy.deepcopy(template)
+            # In the form that is read back: a tuple becomes a list.
+            trial.user_attrs = {key: json.loads(json.dumps(value)) for key, value in trial.user_attrs.items()}
+            trial.system_attrs = {key: json.loads(json.dumps(value)) for key, value in trial.system_attrs.items()}
             for name, distribution in trial.distributions.items():
                 study.check_distribution(name, distribution)
         trial.number = study.next_number

@@ -50,6 +50,7 @@ from hydra_tune.storage.details import POOL
 from hydra_tune.strategies.base import Strategy
 from hydra_tune.strategies.pool import Pool
 from hydra_tune.training.builds import write_source
+from hydra_tune.training.side_effects import LOST_CHANGE
 from hydra_tune.training.source import Build, PickledSource, Source
 
 
@@ -111,8 +112,8 @@ def run_search(
     devices = parse_devices(settings.devices, settings.device_memory)
     # Check these before anything is created.
     resolve(settings.strategy, budgeted=settings.device_memory is not None).check(len(devices))
-    again = settings.seed if draws_by_number(settings.sampler) else secrets.randbelow(2**31)
-    sampler, pruner = make_sampler(settings.sampler, seed=again, space=space), make_pruner(settings.pruner)
+    later = settings.seed if draws_by_number(settings.sampler) else secrets.randbelow(2**31)
+    sampler, pruner = make_sampler(settings.sampler, seed=later, space=space), make_pruner(settings.pruner)
     with run_directories(settings.spill) as directories, make_display(settings, devices) as display:
         whole_search = Search(source, settings, devices, display, directories, space, hint)
         run_in_event_loop(whole_search)
@@ -149,6 +150,7 @@ class Search:
     interrupted: bool = False
     failures: Failures = field(init=False)
     """Trials of this run that failed."""
+    _said_lost_change: bool = False
     _task: asyncio.Task[None] | None = None
     """The task that runs the search."""
 
@@ -356,6 +358,9 @@ class Search:
         if name == "stopping" and reply is not None:
             reply(self._stop.is_set(), None)
             return
+        if name == "note" and args[0] == LOST_CHANGE and not self._said_lost_change:
+            self._said_lost_change = True
+            self.display.show(f"note: {args[1]}")
         if name == "checkpointed" and unit.trial in self.runner.facts:
             self.runner.facts[unit.trial].checkpoints += 1
         self.study.answer(unit, name, args, reply)

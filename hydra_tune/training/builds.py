@@ -22,6 +22,7 @@ from hydra_tune.core.metric_value import as_number
 from hydra_tune.core.seeds import seed_everything
 from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.training.remote_trial import RemoteTrial, TrialInfo
+from hydra_tune.training.side_effects import LOST_CHANGE, mutable_state
 from hydra_tune.training.source import Build, Source
 from hydra_tune.training.trial_line import WorkerLine
 
@@ -154,9 +155,11 @@ def build_again(context: WorkerContext, origin: Origin) -> Prepared:
 def _build(context: WorkerContext, source_file: str, info: TrialInfo) -> Any:
     build = _load(context, source_file)
     seed_everything(info.seed)
+    shared = None if context.cache.get("mutation noted") else mutable_state(build)
+    trial = RemoteTrial(info, WorkerLine(context))
     ranks = {name: os.environ.get(name) for name in RANK_VARIABLES}
     try:
-        return build(RemoteTrial(info, WorkerLine(context)))
+        made = build(trial)
     except TrialEnded:
         raise
     except optuna.TrialPruned as error:
@@ -166,6 +169,11 @@ def _build(context: WorkerContext, source_file: str, info: TrialInfo) -> Any:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+    changed = shared.changed() if shared is not None and not _is_candidate(made) else ""
+    if changed:
+        context.cache["mutation noted"] = True
+        trial.note(LOST_CHANGE, changed)
+    return made
 
 
 def _load(context: WorkerContext, source_file: str) -> Build:

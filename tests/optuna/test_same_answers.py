@@ -49,7 +49,6 @@ def both(objective: Callable[[optuna.Trial], Any], folder: Path, count: int | No
 
 @pytest.fixture(scope="module")
 def one_value(tmp_path_factory: pytest.TempPathFactory) -> Two:
-    # The last trial that both run takes no case: it would be given by a sampler that differs.
     return both(run_case, tmp_path_factory.mktemp("one"), len(CASES), sampler=lambda: samplers.TPESampler(seed=7))
 
 
@@ -64,8 +63,9 @@ def two_values(tmp_path_factory: pytest.TempPathFactory) -> Two:
 def shown(trial: FrozenTrial) -> dict[str, Any]:
     """What a trial says, apart from ids and times; text because NaN is not itself."""
     said = {
-        "state": trial.state.name, "values": trial.values, "params": trial.params, "attrs": trial.user_attrs,
-        "reports": trial.intermediate_values, "system": {k: v for k, v in trial.system_attrs.items() if "tpe:" not in k},
+        "state": trial.state.name, "values": trial.values, "params": trial.params,
+        "attrs": sorted(trial.user_attrs.items()), "reports": trial.intermediate_values,
+        "system": {name: value for name, value in trial.system_attrs.items() if not name.startswith("tpe:")},
         "distributions": {name: str(each) for name, each in trial.distributions.items()},
     }  # fmt: skip
     return {name: repr(value) for name, value in said.items()}

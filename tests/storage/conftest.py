@@ -193,14 +193,14 @@ def mariadb_url(mariadb_server: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def mariadb_tables(mariadb_server: str) -> Iterator[str]:
+def mariadb_tables(mariadb_server: str) -> str:
     """The URL of a database with its tables, which take MariaDB seconds to make."""
     admin = sqlalchemy.create_engine(mariadb_server.format("mysql").replace("mysql:", "mysql+pymysql:"))
     with admin.begin() as connection:
         connection.exec_driver_sql("CREATE DATABASE with_tables CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
     admin.dispose()
     open_storage(mariadb_server.format("with_tables")).close()
-    yield mariadb_server.format("with_tables")
+    return mariadb_server.format("with_tables")
 
 
 @pytest.fixture
