@@ -92,7 +92,17 @@ class SearchResult:
         try:
             return self.study.best_trial.number
         except ValueError as error:
+            if self.completed:
+                raise InputError("no completed trial satisfies its constraints", "look at trials") from error
             raise InputError("no trial has completed", "look at trials for the reasons") from error
+
+    @property
+    def has_best(self) -> bool:
+        """True if a trial has completed and satisfies its constraints, if it has any."""
+        try:
+            return self._best_number() >= 0
+        except InputError:
+            return False
 
     @property
     def can_build(self) -> bool:

@@ -110,6 +110,8 @@ def stored_spec(storage: str, study: str, flags: Mapping[str, Any]) -> SearchSpe
     source = source_from(summary.spec)
     options = {name: value for name, value in summary.settings.items() if name in NAMES and value is not None}
     options |= {name: value for name, value in flags.items() if value is not None}
+    if flags.get("n_trials") is not None and flags.get("trials") is None:
+        del options["trials"]  # the recorded total
     options |= {"metric": list(summary.metrics), "direction": list(summary.directions)}
     options |= {"study": study, "storage": storage, "resume": True}
     space = getattr(source.load(), "space", None) if isinstance(source, FamilySource) else None
