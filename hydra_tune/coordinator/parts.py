@@ -24,14 +24,13 @@ _BASES: dict[str, type] = {"sampler": optuna.samplers.BaseSampler, "pruner": opt
 
 def split(kind: str, given: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of a sampler or pruner."""
-    if isinstance(given, str):
+    if not isinstance(given, Mapping):
         return given, {}
-    options = dict(given) if isinstance(given, Mapping) else {}
+    options = dict(given)
     name = options.pop("name", None)
     if not isinstance(name, str):
-        raise SpecError(
-            f"{kind} cannot be {quoted(given)}", f"give a name, or a mapping such as {{name: {EXAMPLES[kind]}}}"
-        )
+        example = f"{{name: {EXAMPLES[kind]}}}"
+        raise SpecError(f"{kind} cannot be {quoted(given)}", f"give a name, or a mapping such as {example}")
     return name, options
 
 
@@ -80,13 +79,18 @@ def make(kind: str, given: Any) -> Any:
 
 def _class(kind: str, name: str, known: Iterable[str]) -> Any:
     base = _BASES[kind]
-    found = _of_user(kind, name) if ":" in name else getattr(_MODULES[kind], name, None)
+    by_name = isinstance(name, str)
+    if by_name and ":" in name:
+        found = _of_user(kind, name)
+    else:
+        found = getattr(_MODULES[kind], name, None) if by_name else None
     if isinstance(found, type) and issubclass(found, base) and not inspect.isabstract(found):
         return found
-    if ":" in name:
+    if by_name and ":" in name:
         raise SpecError(f"{name} is no {kind}", f"give a subclass of optuna's {base.__name__}")
-    classes = [each for each in _MODULES[kind].__all__ if each.endswith(kind.capitalize()) and each != base.__name__]
-    raise SpecError(f"there is no {kind} {quoted(name)}", nearest(name, [*known, *classes]))
+    names = _MODULES[kind].__all__
+    classes = [each for each in names if each.endswith(kind.capitalize()) and not each.startswith("Base")]
+    raise SpecError(f"there is no {kind} {quoted(name)}", nearest(str(name), [*known, *classes]))
 
 
 def _of_user(kind: str, name: str) -> Any:

@@ -19,9 +19,10 @@ def check_objectives(before: StudySummary, settings: SearchSettings) -> None:
     # A study of plain Optuna names no metrics, and one that was begun without metrics may be called by the default.
     unnamed = not before.settings or (settings.metric is None and before.metrics in (settings.metrics, ("value",)))
     was, now = list(before.directions), list(settings.directions)
-    if not unnamed:
-        was = [f"{direction} {metric}" for direction, metric in zip(was, before.metrics, strict=False)]
-        now = [f"{direction} {metric}" for direction, metric in zip(now, settings.metrics, strict=True)]
+    if len(before.metrics) == len(was):
+        was = [f"{direction} {metric}" for direction, metric in zip(was, before.metrics, strict=True)]
+        metrics = before.metrics if unnamed else settings.metrics
+        now = [f"{direction} {metric}" for direction, metric in zip(now, metrics, strict=False)]
     if was != now:
         raise SpecError(
             f"study {settings.study!r} was started to {', '.join(was)}, not to {', '.join(now)}",

@@ -137,12 +137,12 @@ def make_sampler(
         return sampler
     name, options = split("sampler", DEFAULT_SAMPLER if sampler is None else sampler)
     seed = secrets.randbelow(2**31) if seed is None else seed
-    if name in SAMPLERS and not options:
+    if isinstance(name, str) and name in SAMPLERS and not options:
         with warnings.catch_warnings():
             # Optuna calls some of these experimental; the user has chosen one by name.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return SAMPLERS[name](seed, space)
-    made: BaseSampler = construct("sampler", SAMPLER_CLASSES.get(name, name), options, SAMPLERS, seed)
+    made: BaseSampler = construct("sampler", SAMPLER_CLASSES.get(str(name), name), options, SAMPLERS, seed)
     return made
 
 
@@ -151,9 +151,9 @@ def make_pruner(pruner: str | Mapping[str, Any] | BasePruner | None) -> BasePrun
     if isinstance(pruner, BasePruner):
         return pruner
     name, options = split("pruner", DEFAULT_PRUNER if pruner is None else pruner)
-    if name in PRUNERS and not options:
+    if isinstance(name, str) and name in PRUNERS and not options:
         return PRUNERS[name]()
-    made: BasePruner = construct("pruner", PRUNER_CLASSES.get(name, name), options, PRUNERS)
+    made: BasePruner = construct("pruner", PRUNER_CLASSES.get(str(name), name), options, PRUNERS)
     return made
 
 
