@@ -24,6 +24,8 @@ def best(study: Study, storage: Storage = None, as_json: Json = False) -> int:
         if not loaded.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
             raise SearchFailed(f"no trial of study {study!r} has completed", "`hydra-tune trials` shows why")
         several = len(summary.directions) > 1
+        if not loaded.best_trials:
+            raise SearchFailed(f"no completed trial of study {study!r} satisfies its constraints", "look at trials")
         numbers = [t.number for t in loaded.best_trials] if several else [loaded.best_trial.number]
     chosen = [records[number] for number in numbers]
     if as_json:

@@ -99,7 +99,7 @@ def _database(url: str) -> dict[str, Any]:
     """Return the database's state of health, with remedies for problems."""
     from hydra_tune.core.errors import StorageError
     from hydra_tune.storage import open_storage
-    from hydra_tune.storage.database import masked, sqlite_path
+    from hydra_tune.storage.database import masked
     from hydra_tune.storage.queries import list_studies
 
     shown = masked(url)
@@ -107,7 +107,7 @@ def _database(url: str) -> dict[str, Any]:
         with open_storage(url, read_only=True) as opened:
             studies = list_studies(opened)
             advice = [*_integrity(opened), *_stale_leases(opened, studies), *_orphan_files(url, opened, studies)]
-            kind = "SQLite" if sqlite_path(opened.engine) else "PostgreSQL"
+            kind = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}.get(opened.engine.dialect.name, "MySQL")
     except StorageError as error:
         absent = "a search creates it" in error.hint
         return {"url": shown, "ok": absent, "says": str(error), "advice": []}

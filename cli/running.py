@@ -48,14 +48,19 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
         print(f"interrupted; nothing is lost. Go on with: {resume}", file=sys.stderr)
         return 130
     try:
+        best = result.best_trial if result.has_best else None
         if as_json:
-            found = {"study": settings.study, "storage": masked(settings.storage), "best": result.best_trial}
+            found = {"study": settings.study, "storage": masked(settings.storage), "best": best}
             print_json({**found, "trials": result.trials})
         else:
-            print_table(leaderboard(result.trials, settings.metrics, settings.directions))
+            metrics = result.study.metric_names or settings.metrics
+            print_table(leaderboard(result.trials, metrics, settings.directions))
             _say_why(result.trials)
-            typer.echo(f"look closer:   {program()} show {name} {result.best_trial.number}{place}")
-            if result.has_weights(result.best_trial.number):
+            if best is None:
+                typer.echo("no completed trial satisfies its constraints")
+            number = f" {best.number}" if best is not None else ""
+            typer.echo(f"look closer:   {program()} show {name}{number}{place}")
+            if best is not None and result.has_weights(best.number):
                 typer.echo(f"take it home:  {program()} export {name} --to model{place}{trust}")
             typer.echo(f"in a browser:  {program()} dashboard{place}")
     finally:

@@ -112,6 +112,11 @@ def print_trial(record: TrialRecord, metrics: Sequence[str]) -> None:
     typer.echo("parameters:")
     for name, value in record.params.items():
         typer.echo(printable(f"  {name}: {value}"))
+    attrs = {name: value for name, value in record.user_attrs.items() if name != "lightning"}
+    if attrs:
+        typer.echo("attributes:")
+    for name, value in attrs.items():
+        typer.echo(printable(f"  {name}: {value}"))
 
 
 def _print_curves(curves: dict[int, dict[str, float]]) -> None:
@@ -121,9 +126,11 @@ def _print_curves(curves: dict[int, dict[str, float]]) -> None:
     if not curves:
         return
     names = sorted({name for metrics in curves.values() for name in metrics})
-    table = Table(["epoch", *names], numeric=frozenset({"epoch", *names}))
+    # An objective reports its own steps, which begin anywhere; epochs are counted from one.
+    unit, first = ("step", 0) if names == ["reported"] else ("epoch", 1)
+    table = Table([unit, *names], numeric=frozenset({unit, *names}))
     for epoch, metrics in sorted(curves.items()):
-        table.rows.append([str(epoch + 1), *(number(metrics.get(name)) for name in names)])
+        table.rows.append([str(epoch + first), *(number(metrics.get(name)) for name in names)])
     print_table(table)
 
 

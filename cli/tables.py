@@ -79,16 +79,25 @@ def trials_table(records: Iterable[TrialRecord], metrics: Sequence[str]) -> Tabl
     """Return a table with one row per trial, in the order given."""
     from hydra_tune.core.devices import format_bytes
 
-    table = Table(["trial", *metrics, "state", "strategy", "seconds", "memory", "parameters"])
+    records = list(records)
+    # An objective trains by itself: no strategy trains it, and its memory is not counted on CPUs.
+    hidden = {
+        name for name, column in (("strategy", "strategy"), ("memory", "peak_device_bytes"))
+        if not any(getattr(record, column) for record in records)
+    }  # fmt: skip
+    columns = ["trial", *metrics, "state", "strategy", "seconds", "memory", "parameters"]
+    shown = [place for place, name in enumerate(columns) if name not in hidden or name in metrics]
+    table = Table([columns[place] for place in shown])
     table.numeric = frozenset({"trial", "seconds", "memory", *metrics})
     for record in records:
         values = record.values or [None] * len(metrics)
         what = record.error if record.error else short_params(record.params)
-        table.rows.append([
+        row = [
             str(record.number), *(number(value) for value in values), record.state, record.strategy or "",
             "" if record.seconds is None else f"{record.seconds:.1f}",
             "" if record.peak_device_bytes is None else format_bytes(record.peak_device_bytes), what,
-        ])  # fmt: skip
+        ]  # fmt: skip
+        table.rows.append([row[place] for place in shown])
     return table
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hydra_tune.training.batches import epoch_order as epoch_order
     from hydra_tune.training.candidate import Candidate as Candidate
     from hydra_tune.training.candidate import Pinned as Pinned
+    from hydra_tune.training.remote_trial import extended as extended
 
 __version__ = VERSION
 
@@ -40,6 +41,7 @@ _HOME = {
     "SpecError": "hydra_tune.core.errors",
     "StorageError": "hydra_tune.core.errors",
     "epoch_order": "hydra_tune.training.batches",
+    "extended": "hydra_tune.training.remote_trial",
     "fit": "hydra_tune.automl.fit",
     "search": "hydra_tune.coordinator.search",
     "trial_seed": "hydra_tune.core.seeds",

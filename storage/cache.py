@@ -91,6 +91,8 @@ class CachedStudy:
             return False
         if self.best is None or self.best.value is None:
             return True
+        if trial.value == self.best.value:  # the same answer in whichever order trials ended and were read
+            return trial.number < self.best.number
         if self.directions[0] == StudyDirection.MAXIMIZE:
             return trial.value > self.best.value
         return trial.value < self.best.value
@@ -170,6 +172,26 @@ class Cache:
             study = self._read_whole(connection, row)
         study.generation = generation
         return study
+
+    def take_in(self, connection: Connection, study: CachedStudy, ids: Iterable[int] = ()) -> list[FrozenTrial]:
+        """Read what other processes wrote to an owned study since the last time; return the trials that they changed.
+
+        `ids` are rows of theirs that are older than the last known one. Nothing of this process may wait to be written.
+        """
+        unfinished = {row_id for trial in study.unfinished() if (row_id := self._row_id(trial)) >= 0}
+        changed = []
+        for theirs in load_trials(connection, study.study_id, study.last_row_id, {*unfinished, *ids}):
+            known = self._places.get(theirs._trial_id)
+            if known is None:
+                changed.append(theirs)
+            else:
+                ours, made_here = study[known[1]], theirs._trial_id in self._provisional
+                if not ours.state.is_finished() and (theirs.state != ours.state or not made_here):
+                    changed.append(theirs)
+        self._take_in(study, changed)
+        row = load_study(connection, study.study_id)
+        study.user_attrs, study.system_attrs = row.user_attrs, row.system_attrs
+        return changed
 
     def _read_changes(self, connection: Connection, study: CachedStudy, row: StudyRow) -> bool:
         """Read new and unfinished trials; False if another study now has this id.

@@ -1,6 +1,6 @@
 """Database connections: from a URL to an engine, and the two kinds of transaction.
 
-    connect(url)        an Engine for `sqlite:///FILE` or `postgresql://USER@HOST/NAME`
+    connect(url)        an Engine for `sqlite:///FILE`, `postgresql://USER@HOST/NAME` or `mysql://USER@HOST/NAME`
     writing(engine)     a transaction that may write
     reading(engine)     a transaction that only reads, and never waits for a writer
     explaining(engine)  turns driver errors into a one-line StorageError
@@ -45,7 +45,7 @@ CONNECT_SECONDS = 10
 READ_ONLY = "25006"
 """PostgreSQL's code for a write to a server that is read-only, such as a standby after a failover."""
 SQLITE_HEADER = b"SQLite format 3\0"
-EXAMPLES = "use sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
+EXAMPLES = "use sqlite:///FILE, or postgresql:// or mysql:// with USER:PASSWORD@HOST/NAME"
 _READS = "hydra_reads"
 
 
@@ -54,7 +54,7 @@ def connect(url: str, *, read_only: bool = False) -> Engine:
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(_sqlite_path(parsed), read_only)
-    return _postgresql_engine(parsed, read_only)
+    return _server_engine(parsed, read_only)
 
 
 @contextmanager
@@ -121,7 +121,10 @@ def _parse(url: str) -> URL:
     if backend == "postgresql" and parsed.drivername == "postgresql":
         # SQLAlchemy would default to psycopg2; the project installs psycopg 3.
         return parsed.set(drivername="postgresql+psycopg")
-    if backend == "postgresql" or parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+    if parsed.drivername in ("mysql", "mariadb", "mariadb+pymysql"):
+        # PyMySQL serves both; a MariaDB server is recognised when it is asked for its version.
+        return parsed.set(drivername="mysql+pymysql")
+    if backend in ("postgresql", "mysql") or parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         return parsed
     raise StorageError(f"storage URL '{masked(url)}' names the unsupported '{parsed.drivername}'", EXAMPLES)
 
@@ -242,15 +245,18 @@ def _open_sqlite(path: Path, read_only: bool) -> sqlite3.Connection:
     return connection
 
 
-def _postgresql_engine(url: URL, read_only: bool) -> Engine:
+def _server_engine(url: URL, read_only: bool) -> Engine:
     arguments = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_SECONDS}
+    mysql = url.get_backend_name() == "mysql"
+    # A statement of a transaction sees what was committed before it: PostgreSQL's default.
+    options = {"isolation_level": "READ COMMITTED"} if mysql else {}
     try:
-        engine = sqlalchemy.create_engine(url, pool_pre_ping=True, connect_args=arguments)
+        engine = sqlalchemy.create_engine(url, pool_pre_ping=True, connect_args=arguments, **options)
     except (ModuleNotFoundError, NoSuchModuleError) as error:
         shown = masked(url.render_as_string())
         raise StorageError(
             f"storage URL '{shown}' needs a driver that is missing: {error}",
-            "pip install 'hydra-tune[postgres]'",
+            "pip install 'hydra-tune[mysql]'" if mysql else "pip install 'hydra-tune[postgres]'",
         ) from error
     if read_only:
 
@@ -279,7 +285,9 @@ def _explained(error: SQLAlchemyError, engine: Engine) -> StorageError:
     if isinstance(error, DataError):
         return UnstorableError(str(error.orig).strip().splitlines()[0], "give a value that the database can hold")
     cause = getattr(error, "orig", None) or error
-    reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    # PyMySQL's errors are a code and a text.
+    text = str(cause.args[1]) if len(cause.args) == 2 and isinstance(cause.args[0], int) else str(cause)
+    reason = (text.strip().splitlines() or [type(cause).__name__])[0]
     password = engine.url.password
     if password:
         reason = reason.replace(str(password), "***")
@@ -307,6 +315,8 @@ _HINTS = {
     "malformed": "the file is damaged; restore a backup",
     "readonly database": "it was opened to read, or the permissions changed",
     "unable to open": "check the path and its permissions",
+    "Can't connect": "check that the server runs, its address, and your user and password",
+    "Unknown database": "check the database's name, or create it on the server",
     "connection": "check that the server runs, its address, and your user and password",
     "no such table": "the database has no studies yet; a search makes them",
     "does not exist": "check the database's name and that a search ran on it",

@@ -202,7 +202,10 @@ def _clock() -> float:
 
 def _now(connection: Connection) -> datetime:
     """Return the UTC time by the database's clock: the server's, or this host's for a SQLite file."""
-    if connection.dialect.name != "postgresql":
+    if connection.dialect.name == "sqlite":
         return utc_now()
+    if connection.dialect.name == "mysql":
+        at_server: datetime = connection.execute(select(func.utc_timestamp(6))).scalar_one()
+        return at_server
     now: datetime = connection.execute(select(func.timezone("UTC", func.clock_timestamp()))).scalar_one()
     return now

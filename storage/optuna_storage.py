@@ -52,7 +52,7 @@ def open_storage(url: str, read_only: bool = False) -> HydraStorage:
 
 
 class HydraStorage(QueuedDatabase, BaseStorage):
-    """Optuna storage in a SQLite file or on a PostgreSQL server; pass it to any Optuna function."""
+    """Optuna storage in a SQLite file or on a server; pass it to any Optuna function."""
 
     # Studies
 
@@ -148,7 +148,7 @@ class HydraStorage(QueuedDatabase, BaseStorage):
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         """Create a trial and return its id, which is provisional while batching but stays valid for this storage."""
-        with self._lock:
+        with self._at_once(self.shared), self._lock:
             with self._changing() as change:
                 study = self._study_to_change(change, study_id)
                 trial = self._new_trial(study, template_trial)
@@ -181,7 +181,8 @@ class HydraStorage(QueuedDatabase, BaseStorage):
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """Change a trial's state. If several processes start the same waiting trial, only one gets True."""
-        with self._editing(trial_id) as edit:
+        # A waiting trial that another process may start as well must be started in the database.
+        with self._at_once(state == TrialState.RUNNING), self._editing(trial_id) as edit:
             before = edit.trial
             self.check_trial_is_updatable(trial_id, before.state)
             if state == TrialState.RUNNING and before.state != TrialState.WAITING:
@@ -287,6 +288,9 @@ class HydraStorage(QueuedDatabase, BaseStorage):
             trial.datetime_start = datetime.now()
         else:
             trial = copy.deepcopy(template)
+            # In the form that is read back: a tuple becomes a list.
+            trial.user_attrs = {key: json.loads(json.dumps(value)) for key, value in trial.user_attrs.items()}
+            trial.system_attrs = {key: json.loads(json.dumps(value)) for key, value in trial.system_attrs.items()}
             for name, distribution in trial.distributions.items():
                 study.check_distribution(name, distribution)
         trial.number = study.next_number

@@ -172,9 +172,13 @@ def trial_attempts(storage: HydraStorage, name: str, number: int) -> list[Attemp
 
 
 def trial_metrics(storage: HydraStorage, name: str, number: int) -> dict[int, dict[str, float]]:
-    """Return a trial's metrics by epoch, in order."""
-    rows = _rows(storage, HYDRA_METRICS, find_study(storage, name), number)
+    """Return a trial's metrics by epoch, in order; for an objective, what it reported by step."""
+    study_id = find_study(storage, name)
+    rows = _rows(storage, HYDRA_METRICS, study_id, number)
     epochs: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    if not rows:
+        trial = storage.get_trial(storage.get_trial_id_from_study_id_trial_number(study_id, number))
+        return {step: {"reported": value} for step, value in sorted(trial.intermediate_values.items())}
     for row in sorted(rows, key=lambda row: (row.epoch, row.name)):
         epochs[row.epoch][row.name] = float(row.special) if row.special else row.value
     return dict(epochs)

@@ -77,6 +77,9 @@ class QueuedDatabase:
         self._refused: list[RefusedRow] = []
         self._unsure = False
         """True if the last flush failed, perhaps after its commit: a connection may break before the answer."""
+        self.shared = False
+        """True once another process has changed a study that this one owns: the database then numbers new trials."""
+        self._from_outside: list[FrozenTrial] = []
         self._provisional_ids = count(FIRST_PROVISIONAL_ID)
         # `_lock` guards the cache and the queue; `_flush_lock` lets one flush run at a time. A flush takes `_lock` only
         # at its start and end, so that a slow disk does not block readers. Never wait for `_flush_lock` while holding
@@ -181,6 +184,11 @@ class QueuedDatabase:
                 self._cache.learn_row_ids(ids)
                 self._in_flight = WriteQueue()
                 self._unsure = False
+                for study_id, foreign in batch.foreign.items():
+                    owned = self._cache.owned(study_id) if foreign else None
+                    if owned is not None:
+                        with reading(self._engine) as connection:
+                            self._note_outside(self._cache.take_in(connection, owned, foreign))
 
     def _write(self, batch: WriteQueue, last_ids: Mapping[int, int]) -> dict[int, int]:
         """Write a batch in one transaction, without the rows that no database could store."""
@@ -213,6 +221,35 @@ class QueuedDatabase:
             if self.fence is not None:
                 self.fence(connection)
             yield connection
+
+    def take_in(self, study_id: int) -> list[FrozenTrial]:
+        """Read what other processes wrote to a study while this one owns it; return the trials that they changed."""
+        with self._flush_lock, self._lock:
+            self.flush()
+            owned = self._cache.owned(study_id)
+            if owned is not None:
+                with reading(self._engine) as connection:
+                    self._note_outside(self._cache.take_in(connection, owned))
+            found, self._from_outside = self._from_outside, []
+            return found
+
+    def _note_outside(self, trials: list[FrozenTrial]) -> None:
+        self._from_outside += trials
+        self.shared = self.shared or bool(trials)
+
+    @contextmanager
+    def _at_once(self, wanted: bool) -> Iterator[None]:
+        """Write the changes of the block through while batching, if wanted: other processes must see them at once."""
+        if not (wanted and self._batching):
+            yield
+            return
+        with self._flush_lock, self._lock:
+            self.flush()
+            self._batching = False
+            try:
+                yield
+            finally:
+                self._batching = True
 
     def add(self, table: Table, row: Mapping[str, Any]) -> None:
         """Insert a row into a `hydra_` table, in the same queue and transaction as the trials."""
@@ -299,7 +336,10 @@ class QueuedDatabase:
             self._cache.own(study)
             return study
         lock_study(change.connection, study_id)
-        return self._cache.refresh(change.connection, study_id)
+        study = self._cache.refresh(change.connection, study_id)
+        if self._cache.owned(study_id) is not None:
+            self._note_outside(self._cache.take_in(change.connection, study))
+        return study
 
     def _trial_to_change(self, change: Change, trial_id: int) -> tuple[CachedStudy, FrozenTrial]:
         if change.connection is None:
@@ -312,4 +352,7 @@ class QueuedDatabase:
         row_id = self._cache.row_ids.get(trial_id, trial_id)
         query = select(TRIALS.c.trial_id).where(TRIALS.c.trial_id == row_id).with_for_update()
         change.connection.execute(query)
+        study, _ = self._read_trial(change.connection, trial_id)
+        if self._cache.owned(study.study_id) is not None:
+            self._note_outside(self._cache.take_in(change.connection, study))
         return self._read_trial(change.connection, trial_id)

@@ -7,6 +7,7 @@ that was read, `write_queue` rows to be written.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -201,7 +202,10 @@ def _frozen(row: Row[Any], parts: _Parts) -> FrozenTrial:
 # A study has few distributions and many trials, so trials share these immutable objects.
 @lru_cache(maxsize=4096)
 def _distribution(text: str) -> BaseDistribution:
-    return json_to_distribution(text)
+    with warnings.catch_warnings():
+        # Optuna warns of choices that are lists; the code that suggested them has been warned.
+        warnings.simplefilter("ignore", UserWarning)
+        return json_to_distribution(text)
 
 
 def _load_study_attrs(connection: Connection, table: Table, study_id: int) -> dict[str, Any]:

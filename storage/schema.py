@@ -20,7 +20,17 @@ from optuna.storages import RDBStorage
 from sqlalchemy import Connection, Engine, NullPool
 
 from hydra_tune.core.errors import StorageError
-from hydra_tune.storage.database import address, alone_in, explaining, masked, reading, sqlite_path, writing
+from hydra_tune.storage.database import (
+    BUSY_SECONDS,
+    address,
+    alone_in,
+    explaining,
+    masked,
+    reading,
+    sqlite_path,
+    writing,
+)
+from hydra_tune.storage.tables import METADATA, TRIALS
 
 VERSION_TABLE = "hydra_alembic_version"
 VERSIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
@@ -81,7 +91,7 @@ def check_schema(engine: Engine) -> bool:
 def upgrade(engine: Engine) -> Path | None:
     """Upgrade both families of tables; return the backup made beside a SQLite file.
 
-    For a server None is returned: back its database up with its own tools (pg_dump).
+    For a server None is returned: back its database up with its own tools (pg_dump, mariadb-dump).
     """
     found = read_versions(engine)
     if found.hydra is not None and found.hydra not in VERSIONS:
@@ -124,11 +134,16 @@ def _alone(engine: Engine) -> Iterator[None]:
             yield
         return
     with engine.connect() as connection:
-        connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_lock(_POSTGRESQL_LOCK)))
+        func = sqlalchemy.func
+        take, release = func.pg_advisory_lock(_POSTGRESQL_LOCK), func.pg_advisory_unlock(_POSTGRESQL_LOCK)
+        if engine.dialect.name == "mysql":
+            name = f"hydra_tune.{engine.url.database}"[:64]  # the server's locks are shared by its databases
+            take, release = func.get_lock(name, BUSY_SECONDS), func.release_lock(name)
+        connection.execute(sqlalchemy.select(take))
         try:
             yield
         finally:
-            connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_unlock(_POSTGRESQL_LOCK)))
+            connection.execute(sqlalchemy.select(release))
 
 
 @contextmanager
@@ -158,7 +173,7 @@ def _check_optuna_tables(engine: Engine) -> None:
 
 
 def run_migrations(engine: Engine, to: str = "head") -> None:
-    """Run our migrations up to a version, in one transaction."""
+    """Run our migrations up to a version, in one transaction; MySQL commits after each table all the same."""
     from alembic import command
     from alembic.config import Config
 
@@ -168,6 +183,20 @@ def run_migrations(engine: Engine, to: str = "head") -> None:
         # One transaction for all migrations: a crash leaves either the old version or the new one.
         config.attributes["connection"] = connection
         command.upgrade(config, to)
+        if connection.dialect.name == "mysql":
+            _widen_columns(connection)
+
+
+def _widen_columns(connection: Connection) -> None:
+    """Let MySQL keep texts of more than 64 KiB, as a source or a traceback may be, and fractions of a second."""
+    quoted = connection.dialect.identifier_preparer.quote
+    for table in (*METADATA.tables.values(), TRIALS):
+        for column in table.columns:
+            wide = {sqlalchemy.Text: "MEDIUMTEXT", sqlalchemy.DateTime: "DATETIME(6)"}.get(type(column.type))
+            if wide is not None:
+                null = "NULL" if column.nullable else "NOT NULL"
+                names = quoted(table.name), quoted(column.name)
+                connection.exec_driver_sql("ALTER TABLE {} MODIFY {} {} {}".format(*names, wide, null))
 
 
 def _back_up(engine: Engine, found: Versions) -> Path | None:

@@ -143,7 +143,7 @@ def busy_bins(connection: Connection, work: Work, start: float, end: float, bins
     width = (end - start) / bins
     # Units that began before the range count in its first bin. SQLite truncates in a cast, PostgreSQL rounds.
     share = (_U.started - start) / width
-    place = cast(func.floor(share) if connection.dialect.name == "postgresql" else share, Integer)
+    place = cast(func.floor(share) if connection.dialect.name != "sqlite" else share, Integer)
     sums = (
         func.sum(_U.seconds).label("seconds"), func.max(_U.peak_bytes).label("peak_bytes"),
         # PostgreSQL returns sums of large integers as decimals.

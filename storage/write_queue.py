@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import Connection, Insert, Table, Update, bindparam, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import DataError
 
 from hydra_tune.core.errors import StorageError, UnstorableError, quoted
@@ -30,9 +30,9 @@ Key = tuple[Any, ...]
 _INSERT_TRIALS = insert(TRIALS).returning(TRIALS.c.trial_id, sort_by_parameter_order=True)
 _LOCK_STUDY = select(STUDIES.c.study_id).where(STUDIES.c.study_id == bindparam("study_id")).with_for_update()
 _FOREIGN_TRIALS = (
-    select(TRIALS.c.number)
+    select(TRIALS.c.trial_id)
     .where(TRIALS.c.study_id == bindparam("study_id"), TRIALS.c.trial_id > bindparam("last_id"))
-    .limit(1)
+    .order_by(TRIALS.c.trial_id)
 )
 
 
@@ -63,6 +63,8 @@ class WriteQueue:
         self._added: defaultdict[Table, list[RowValues]] = defaultdict(list)
         self._upserted: defaultdict[Table, dict[Key, RowValues]] = defaultdict(dict)
         self._updated: defaultdict[Table, dict[Key, RowValues]] = defaultdict(dict)
+        self.foreign: dict[int, list[int]] = {}
+        """Row ids of trials that `write` found to be added by other processes, by study."""
 
     def __len__(self) -> int:
         rows = sum(map(len, self._added.values()))
@@ -182,7 +184,14 @@ class WriteQueue:
         if not self._new_trials:
             return dict(self._committed)
         for study_id in self.studies_of_new_trials():
-            _claim_study(connection, study_id, max([last_ids[study_id], *self._committed.values()]))
+            numbers = [row["number"] for row in self._new_trials.values() if row["study_id"] == study_id]
+            known = max([last_ids[study_id], *self._committed.values()])
+            self.foreign[study_id] = _make_room(connection, study_id, known, max(numbers))
+        if connection.dialect.name == "mysql":
+            return {
+                **self._committed,
+                **{id: _insert_by_itself(connection, row) for id, row in self._new_trials.items()},
+            }
         ids = connection.execute(_INSERT_TRIALS, list(self._new_trials.values())).scalars()
         return {**self._committed, **dict(zip(self._new_trials, ids, strict=True))}
 
@@ -196,20 +205,22 @@ def lock_study(connection: Connection, study_id: int) -> None:
         raise KeyError(f"no study has the id {study_id}")
 
 
-def _claim_study(connection: Connection, study_id: int, last_id: int) -> None:
-    """Raise a StorageError if another process added trials: their numbers would collide with ours."""
+def _make_room(connection: Connection, study_id: int, last_id: int, last_number: int) -> list[int]:
+    """Lock the study and number other processes' new trials after ours; return the row ids of theirs.
+
+    Both counted from the same number, but ours are running under theirs already.
+    """
     try:
         lock_study(connection, study_id)
     except KeyError as error:
         raise StorageError(
             f"study {study_id} was deleted while its trials ran", "start the search again under another name"
         ) from error
-    foreign = connection.execute(_FOREIGN_TRIALS, {"study_id": study_id, "last_id": last_id}).scalar()
-    if foreign is not None:
-        raise StorageError(
-            f"another process added trial {foreign} to study {study_id} while this one was writing it",
-            "let one process at a time search a study",
-        )
+    foreign = connection.execute(_FOREIGN_TRIALS, {"study_id": study_id, "last_id": last_id}).scalars().all()
+    rows = [{"trial_id": id, "number": last_number + place} for place, id in enumerate(foreign, start=1)]
+    if rows:
+        _execute(connection, TRIALS, _update_statement(TRIALS, ("number", "trial_id")), rows)
+    return list(foreign)
 
 
 def _key(table: Table, row: Mapping[str, Any]) -> Key:
@@ -227,8 +238,24 @@ def _alike(rows: Iterable[RowValues]) -> list[tuple[tuple[str, ...], list[RowVal
     return list(groups.items())
 
 
+def _insert_by_itself(connection: Connection, row: RowValues) -> int:
+    """Insert a trial and return its id; MySQL returns no ids of several rows."""
+    key = connection.execute(insert(TRIALS), row).inserted_primary_key
+    assert key is not None
+    return int(key[0])
+
+
+def _mysql_upsert(table: Table, columns: tuple[str, ...]) -> Insert:
+    statement, key = mysql.insert(table), _key_columns(table)
+    # Without a column to change, one of the key is set to what it is.
+    changed = [name for name in columns if name not in key] or [key[0]]
+    return statement.on_duplicate_key_update({name: statement.inserted[name] for name in changed})
+
+
 @cache
 def _upsert_statement(dialect: str, table: Table, columns: tuple[str, ...]) -> Insert:
+    if dialect == "mysql":
+        return _mysql_upsert(table, columns)
     statement = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
     key = _key_columns(table)
     changed = {name: statement.excluded[name] for name in columns if name not in key}

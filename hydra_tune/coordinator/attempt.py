@@ -214,4 +214,5 @@ def outcome_of(failure: Failure) -> Outcome:
         return Outcome(status)
     if failure.ours:
         return Outcome(status, error=failure.message)
-    return Outcome(status, error=f"{failure.kind}: {failure.message}", traceback=failure.traceback)
+    error = f"{failure.kind}: {failure.message}"
+    return Outcome(status, error=error, traceback=failure.traceback, classes=failure.classes)

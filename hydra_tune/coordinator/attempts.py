@@ -108,8 +108,9 @@ class TrialRunner:
 
     async def _tell(self, number: int, attempt: str, outcome: Outcome) -> Ended:
         facts = self.facts.pop(number)
-        facts.strategy = facts.strategy or self.strategy.name
-        surplus = await self.study.tell(number, attempt, outcome, **facts.stored())
+        if not facts.strategy and not self.building.objective_seen:
+            facts.strategy = self.strategy.name
+        outcome, surplus = await self.study.tell(number, attempt, outcome, **facts.stored())
         return Ended(outcome, facts.trained, surplus)
 
     def tidy_left_overs(self, going_on: Container[int]) -> None:

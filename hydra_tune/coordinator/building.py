@@ -7,18 +7,23 @@ be sent to another process are built on devices.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from hydra_tune.coordinator.deadlines import Deadlines
+from hydra_tune.core.errors import SpecError, WorkerLost
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.unit import Memory, Role, Unit, UnitFailed, UnitResult
 from hydra_tune.strategies.base import Candidacy, Strategy
-from hydra_tune.training.builds import Built, build_and_hold, build_for_device, build_here, pack_held
+from hydra_tune.training.builds import Built, build_and_hold, build_for_device, build_here, check_build, pack_held
 from hydra_tune.training.remote_trial import TrialInfo
 
 logger = logging.getLogger(__name__)
+
+NO_TRIAL = -1
+"""Number of the trial in a unit that belongs to none."""
 
 
 @dataclass
@@ -105,3 +110,24 @@ class Building:
     def _refuse_builder(self, because: str) -> None:
         self.builder_refused = because
         logger.info("candidates are built on devices from now on, as they cannot be sent: %s", because)
+
+
+async def check_build_loads(engine: Engine, source_file: str, stop: asyncio.Event) -> None:
+    """Import the build function in a worker; raise a SpecError for a mistake in it. Returns early if stopped."""
+    unit = Unit(trial=NO_TRIAL, attempt="import", kind="import", work=check_build, args=(source_file,), recorded=False)
+    checking = asyncio.ensure_future(engine.run(unit))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({checking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if checking.done():
+            checking.result()
+    except UnitFailed as error:
+        raise SpecError(error.failure.message) from error
+    except WorkerLost as error:
+        raise SpecError(
+            f"the build function cannot be imported: {error}", "mend what its file does on import"
+        ) from error
+    finally:
+        checking.cancel()
+        stopping.cancel()
+        await asyncio.gather(checking, stopping, return_exceptions=True)

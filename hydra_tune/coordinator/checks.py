@@ -79,3 +79,16 @@ def parameters(what: str, value: object) -> None:
     """Check for a list of mappings from a parameter's name to its value."""
     if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
         raise SpecError(f"{what} cannot be {quoted(value)}", "give a list of parameters, such as [{'lr': 0.01}]")
+
+
+def callables(what: str, value: object) -> None:
+    """Check for a list of functions."""
+    if not isinstance(value, list | tuple) or not all(callable(each) for each in value):
+        raise SpecError(f"{what} cannot be {quoted(value)}", "give a list of functions of a study and a trial")
+
+
+def errors(what: str, value: object) -> None:
+    """Check for one or several classes of exceptions."""
+    for each in value if isinstance(value, tuple) else (value,):
+        if not (isinstance(each, type) and issubclass(each, Exception)):
+            raise SpecError(f"{what} cannot be {quoted(value)}", "give an exception's class, or a tuple of them")

@@ -68,7 +68,7 @@ class SearchView:
         if self.settings.endless and self.settings.timeout is not None:
             return max(0.0, self.started + self.settings.timeout - time.monotonic())
         here = self.ended.total()
-        if not here:
+        if not here or self.settings.endless:
             return None
         pace = (time.monotonic() - self.started) / (here + sum(row.fraction for row in self.trials.values()))
         left = self.settings.trials - self.finished - sum(row.fraction for row in self.trials.values())
@@ -76,6 +76,8 @@ class SearchView:
 
     def share_done(self) -> float:
         """Return the share of the budget used, in trials or in time."""
+        if self.settings.endless and self.settings.timeout is None:
+            return 0.0
         if self.settings.endless and self.settings.timeout is not None:
             return min(1.0, (time.monotonic() - self.started) / self.settings.timeout)
         return (self.finished + sum(row.fraction for row in self.trials.values())) / self.settings.trials
@@ -85,7 +87,8 @@ class SearchView:
             return
         value = outcome.values[0]
         maximize = self.settings.directions[0] == "maximize"
-        if self.best is None or (value > self.best[0] if maximize else value < self.best[0]):
+        rank = (-value if maximize else value, number)
+        if self.best is None or rank < (-self.best[0] if maximize else self.best[0], self.best[1]):
             self.best = (value, number)
 
     def summary(self) -> str:
@@ -117,7 +120,7 @@ class Display:
         """Show a line from elsewhere: a worker's print, a traceback, a warning."""
 
     def search_started(self, study_id: int, finished: int) -> None:
-        self.view.before = finished
+        self.view.before, self.view.started = finished, time.monotonic()
 
     def trial_started(self, number: int) -> None:
         self.view.trials[number] = TrialRow()
@@ -169,6 +172,8 @@ class PlainDisplay(Display):
     def _budget(self) -> str:
         if self.settings.endless and self.settings.timeout is not None:
             return f"{duration(self.settings.timeout)} of trials"
+        if self.settings.endless:
+            return "trials until it is stopped"
         return f"{self.settings.trials} trials"
 
     def _progress(self) -> str:

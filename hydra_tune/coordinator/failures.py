@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Callable
+from typing import TypeAlias
 
+from hydra_tune.core.errors import SearchFailed
 from hydra_tune.core.states import Outcome, Status
+
+Errors: TypeAlias = type[Exception] | tuple[type[Exception], ...]
 
 SAME_FAILURES = 5
 """Trials that fail with the same error, with no other outcome before, after which the search gives up."""
@@ -50,6 +55,21 @@ class Failures:
         reasons = {_alike(outcome): outcome for outcome in reversed(self._others) if outcome.error}
         first = list(reasons.values())[::-1][:SHOWN_REASONS]
         return "; ".join(f"{outcome.status.value} ({outcome.error})" for outcome in first)
+
+
+def uncaught(number: int, outcome: Outcome, catch: Errors | None) -> None:
+    """Raise the error of a trial's user code that `catch` does not name; a built-in error keeps its class."""
+    if catch is None or outcome.status is not Status.FAILED or not outcome.classes:
+        return
+    named = {f"{each.__module__}.{each.__qualname__}" for each in (catch if isinstance(catch, tuple) else (catch,))}
+    if named & set(outcome.classes):
+        return
+    module, _, name = outcome.classes[0].rpartition(".")
+    known = getattr(builtins, name, None) if module == "builtins" else None
+    message = f"trial {number} failed: {outcome.error}"
+    if known in (ValueError, TypeError, RuntimeError, KeyError, AttributeError, IndexError, ZeroDivisionError, OSError):
+        raise known(message)
+    raise SearchFailed(message, "name the error in catch to go on after it; without catch all are survived")
 
 
 def _alike(outcome: Outcome) -> tuple[Status, str]:

@@ -14,7 +14,7 @@ LOOK_AGAIN_SECONDS = 5.0
 
 
 class Limits:
-    """Decides when a search may begin another trial; its time starts when this is made."""
+    """Decides when a search may begin another trial; its time starts with `begin`."""
 
     def __init__(self, settings: SearchSettings, strategy: Strategy, devices: int, failures: Failures) -> None:
         self.total = settings.trials
@@ -27,7 +27,12 @@ class Limits:
         self._strategy = strategy
         self._devices = devices
         self._failures = failures
-        self._deadline = None if settings.timeout is None else time.monotonic() + settings.timeout
+        self._deadline: float | None = None
+
+    def begin(self) -> None:
+        """Start the time limit: the first trial is about to begin."""
+        if self._settings.timeout is not None:
+            self._deadline = time.monotonic() + self._settings.timeout
 
     @property
     def trials(self) -> int:
@@ -43,6 +48,10 @@ class Limits:
         if self._strategy.plans and not self._strategy.builds_apart and not self.candidates_seen:
             return self._devices  # an objective takes one device each, and candidates are not yet known to come
         return self._strategy.trials_at_once(self._devices)
+
+    def counted(self, elsewhere: int) -> int:
+        """Return how many trials that ended elsewhere count: all for a total, none for `n_trials`, which run here."""
+        return elsewhere if self._settings.n_trials is None else 0
 
     def may_ask(self, trials: int) -> bool:
         """True if a study that has this many trials, ended and in flight, may get one more."""

@@ -70,7 +70,8 @@ def plan_search(spec: SearchSpec, sample: int) -> SearchPlan:
         search = _PlanOnly(
             spec.source,
             replace(settings, trials=sample, storage=f"sqlite:///{folder}/plan.db", study="plan", pruner=None,
-                    timeout=None, stop_at_timeout=False, resume=False, progress=False, enqueue=settings.enqueue),
+                    timeout=None, stop_at_timeout=False, resume=False, load_if_exists=False, n_trials=None,
+                    callbacks=(), catch=None, progress=False, enqueue=settings.enqueue),
             devices, Display(settings, devices), places, spec.space, strategy=replace(looking, pools=pools),
             profiles=files_directory(settings.storage) / "profiles",
         )  # fmt: skip

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.trial import FixedTrial, TrialState
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
+from optuna.trial import TrialState
 
 from hydra_tune.coordinator.files import StudyFiles
 from hydra_tune.core.errors import InputError
 from hydra_tune.core.seeds import seed_everything
 from hydra_tune.storage import open_storage
 from hydra_tune.storage.queries import TrialRecord, study_summary, trial_records
+from hydra_tune.training.remote_trial import StoredTrial
 from hydra_tune.training.source import Build
 
 if TYPE_CHECKING:
@@ -23,16 +26,31 @@ if TYPE_CHECKING:
 
     from hydra_tune.training.candidate import Candidate
 
+NO_MODEL = (
+    "an objective that returns a number has no model",
+    "return a Candidate from build, or save the model in the objective; the parameters are in `best` and `show`",
+)
+
 
 class SearchResult:
-    """A finished (or paused) study, read from its database."""
+    """A finished (or paused) study. That of `ht.search` can be written too: to enqueue, ask and tell, or optimize."""
 
-    def __init__(self, storage: str, study: str, load_build: Callable[[], Build] | None = None) -> None:
+    def __init__(
+        self,
+        storage: str,
+        study: str,
+        load_build: Callable[[], Build] | None = None,
+        *,
+        read_only: bool = True,
+        sampler: BaseSampler | None = None,
+        pruner: BasePruner | None = None,
+    ) -> None:
+        """Open a study; unless `read_only`, the user's own code may ask for trials by `sampler` and `pruner`."""
         self._url = storage
         self._load_build = load_build
-        self._storage = open_storage(storage, read_only=True)
+        self._storage = open_storage(storage, read_only=read_only)
         weakref.finalize(self, self._storage.close)
-        self.study = optuna.load_study(study_name=study, storage=self._storage)
+        self.study = optuna.load_study(study_name=study, storage=self._storage, sampler=sampler, pruner=pruner)
 
     def __repr__(self) -> str:
         return f"SearchResult(study={self.study.study_name!r}, trials={len(self.trials)})"
@@ -54,6 +72,8 @@ class SearchResult:
 
     @property
     def best_params(self) -> dict[str, Any]:
+        if len(self.study.directions) > 1:
+            raise InputError("a search with several objectives has no single best parameters", "use best_trial.params")
         return self.best_trial.params
 
     @property
@@ -72,7 +92,17 @@ class SearchResult:
         try:
             return self.study.best_trial.number
         except ValueError as error:
+            if self.completed:
+                raise InputError("no completed trial satisfies its constraints", "look at trials") from error
             raise InputError("no trial has completed", "look at trials for the reasons") from error
+
+    @property
+    def has_best(self) -> bool:
+        """True if a trial has completed and satisfies its constraints, if it has any."""
+        try:
+            return self._best_number() >= 0
+        except InputError:
+            return False
 
     @property
     def can_build(self) -> bool:
@@ -108,18 +138,20 @@ class SearchResult:
         try:
             if record.seed is not None:
                 seed_everything(record.seed)
-            made = self._load_build()(FixedTrial(record.params, number=number))
+            made = self._load_build()(StoredTrial(record.params, number=number))
         finally:
             callers.restore()
         if not isinstance(made, Candidate):
-            raise InputError("an objective that returns a number has no model", "return a Candidate from build")
+            raise InputError(*NO_MODEL)
         return made
 
     def weights(self, number: int) -> Path:
         """Return the file with a trial's trained weights."""
-        self._record(number)
+        record = self._record(number)
         path = self._files.weights(number)
         if not path.is_file():
+            if record.state == "COMPLETE" and not record.strategy:
+                raise InputError(*NO_MODEL)
             raise InputError(
                 f"there are no weights of trial {number}",
                 "only the best trials keep theirs; search with a larger keep_weights",

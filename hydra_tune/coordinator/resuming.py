@@ -16,9 +16,14 @@ ALLOW = "resume with allow_changes (--allow-changes) if that is meant"
 
 def check_objectives(before: StudySummary, settings: SearchSettings) -> None:
     """Raise a SpecError if the objectives differ from those of the study's start."""
-    was = [f"{direction} {metric}" for direction, metric in zip(before.directions, before.metrics, strict=True)]
-    now = [f"{d} {m}" for d, m in zip(settings.directions, settings.metrics, strict=True)]
-    if before.settings and was != now:
+    # A study of plain Optuna names no metrics, and one that was begun without metrics may be called by the default.
+    unnamed = not before.settings or (settings.metric is None and before.metrics in (settings.metrics, ("value",)))
+    was, now = list(before.directions), list(settings.directions)
+    if len(before.metrics) == len(was):
+        was = [f"{direction} {metric}" for direction, metric in zip(was, before.metrics, strict=True)]
+        metrics = before.metrics if unnamed else settings.metrics
+        now = [f"{direction} {metric}" for direction, metric in zip(now, metrics, strict=False)]
+    if was != now:
         raise SpecError(
             f"study {settings.study!r} was started to {', '.join(was)}, not to {', '.join(now)}",
             "give the same metric and direction, or start another study",

@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,10 @@ from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 
+from hydra_tune.coordinator.auto_sampler import AutoSampler
+from hydra_tune.coordinator.parts import construct, split
 from hydra_tune.coordinator.pruning import SharePruner
-from hydra_tune.core.errors import SpecError, nearest, quoted
+from hydra_tune.core.errors import SpecError
 from hydra_tune.search_spaces.distributions import value_at
 from hydra_tune.search_spaces.space import Assignment, Space
 
@@ -127,7 +129,7 @@ class QmcSampler(DeclaredSampler):
 
 
 def make_sampler(
-    sampler: str | BaseSampler | None, *, seed: int | None = None, space: Space | None = None
+    sampler: str | Mapping[str, Any] | BaseSampler | None, *, seed: int | None = None, space: Space | None = None
 ) -> BaseSampler:
     """Return the named sampler, seeded; None is the default, and an Optuna sampler is returned unchanged.
 
@@ -135,23 +137,31 @@ def make_sampler(
     """
     if isinstance(sampler, BaseSampler):
         return sampler
-    name = DEFAULT_SAMPLER if sampler is None else sampler
-    if not isinstance(name, str) or name not in SAMPLERS:
-        raise SpecError(f"there is no sampler {quoted(name)}", nearest(str(name), SAMPLERS))
-    with warnings.catch_warnings():
-        # Optuna calls some of these experimental; the user has chosen one by name.
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return SAMPLERS[name](secrets.randbelow(2**31) if seed is None else seed, space)
+    name, options = split("sampler", DEFAULT_SAMPLER if sampler is None else sampler)
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    if isinstance(name, str) and name in SAMPLERS and not options:
+        with warnings.catch_warnings():
+            # Optuna calls some of these experimental; the user has chosen one by name.
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return SAMPLERS[name](seed, space)
+    made: BaseSampler = construct("sampler", SAMPLER_CLASSES.get(str(name), name), options, SAMPLERS, seed)
+    return made
 
 
-def make_pruner(pruner: str | BasePruner | None) -> BasePruner:
+def make_pruner(pruner: str | Mapping[str, Any] | BasePruner | None) -> BasePruner:
     """Return the named pruner; None is the default, and an Optuna pruner is returned unchanged."""
     if isinstance(pruner, BasePruner):
         return pruner
-    name = DEFAULT_PRUNER if pruner is None else pruner
-    if not isinstance(name, str) or name not in PRUNERS:
-        raise SpecError(f"there is no pruner {quoted(name)}", nearest(str(name), PRUNERS))
-    return PRUNERS[name]()
+    name, options = split("pruner", DEFAULT_PRUNER if pruner is None else pruner)
+    if isinstance(name, str) and name in PRUNERS and not options:
+        return PRUNERS[name]()
+    made: BasePruner = construct("pruner", PRUNER_CLASSES.get(str(name), name), options, PRUNERS)
+    return made
+
+
+def draws_by_number(sampler: object) -> bool:
+    """True for a sampler whose parameters depend on the study's seed and the trial's number only."""
+    return sampler in ("random", "grid", "qmc")
 
 
 def trial_limit(sampler: BaseSampler) -> int | None:
@@ -189,7 +199,8 @@ def _grid(seed: int, space: Space | None) -> BaseSampler:
     if space is None:
         raise SpecError(
             "the sampler 'grid' needs a declared space, and a build function only shows its space by running",
-            "use a built-in family, give the function an attribute `space`, or use 'random' or 'qmc'",
+            "use a built-in family, give the function an attribute `space`, give the values of each parameter "
+            "({name: grid, search_space: {x: [1, 2]}}), or use 'random' or 'qmc'",
         )
     return GridSampler(space, seed)
 
@@ -211,7 +222,14 @@ SAMPLERS: dict[str, Callable[[int, Space | None], BaseSampler]] = {
     "qmc": _qmc,
     "grid": _grid,
     "nsgaii": _nsgaii,
+    "auto": lambda seed, space: AutoSampler(seed),
 }
+
+SAMPLER_CLASSES = {
+    "tpe": "TPESampler", "random": "RandomSampler", "cmaes": "CmaEsSampler", "gp": "GPSampler", "qmc": "QMCSampler",
+    "grid": "GridSampler", "nsgaii": "NSGAIISampler",
+}  # fmt: skip
+"""Optuna's class of each name, which takes the options."""
 
 PRUNERS: dict[str, Callable[[], BasePruner]] = {
     "none": optuna.pruners.NopPruner,
@@ -221,3 +239,9 @@ PRUNERS: dict[str, Callable[[], BasePruner]] = {
     "percentile": lambda: optuna.pruners.PercentilePruner(25.0),
     "share": SharePruner,
 }
+
+PRUNER_CLASSES = {
+    "median": "MedianPruner", "asha": "SuccessiveHalvingPruner", "hyperband": "HyperbandPruner",
+    "percentile": "PercentilePruner",
+}  # fmt: skip
+"""Optuna's class of each name, which takes the options."""

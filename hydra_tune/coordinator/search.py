@@ -8,25 +8,29 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import optuna
+from optuna.study import StudyDirection
 
 from hydra_tune.coordinator.actions import Obeying
 from hydra_tune.coordinator.attempts import TrialRunner
+from hydra_tune.coordinator.building import NO_TRIAL, check_build_loads
 from hydra_tune.coordinator.display import Display, make_display
 from hydra_tune.coordinator.failures import Failures
 from hydra_tune.coordinator.files import check_files_directory
 from hydra_tune.coordinator.interrupts import Signals, run_in_event_loop
 from hydra_tune.coordinator.limits import Limits
 from hydra_tune.coordinator.makespan import Makespan
+from hydra_tune.coordinator.optuna_arguments import OptunaArguments
 from hydra_tune.coordinator.outage import Outage
 from hydra_tune.coordinator.result import SearchResult
 from hydra_tune.coordinator.run_directories import RunDirectories, run_directories
-from hydra_tune.coordinator.sampling import make_pruner, make_sampler
+from hydra_tune.coordinator.sampling import draws_by_number, make_pruner, make_sampler
 from hydra_tune.coordinator.settings import SearchSettings, make_settings
 from hydra_tune.coordinator.spill_watch import LOOK_SECONDS, SpillWatch
 from hydra_tune.coordinator.study import OwnedStudy
@@ -48,28 +52,33 @@ from hydra_tune.storage.details import POOL
 from hydra_tune.strategies.base import Strategy
 from hydra_tune.strategies.pool import Pool
 from hydra_tune.training.builds import SOURCE_FILE, write_source
+from hydra_tune.training.side_effects import LOST_CHANGE
 from hydra_tune.training.source import Build, PickledSource, Source
 
 
 def search(
     build: Build,
     *,
-    trials: int,
-    metric: str | Sequence[str] = "loss",
-    direction: str | Sequence[str] = "minimize",
+    trials: int | None = None,
+    n_trials: int | None = None,
+    metric: str | Sequence[str] | None = None,
+    direction: str | StudyDirection | Sequence[str | StudyDirection] = "minimize",
     study: str | None = None,
-    storage: str | None = None,
+    storage: str | optuna.storages.BaseStorage | None = None,
     devices: str = "auto",
     device_memory: str | int | None = None,
     spill: str | None = None,
     strategy: str | Mapping[str, Any] | Sequence[Any] = "auto",
-    sampler: str | optuna.samplers.BaseSampler | None = "tpe",
-    pruner: str | optuna.pruners.BasePruner | None = None,
+    sampler: str | Mapping[str, Any] | optuna.samplers.BaseSampler | None = "tpe",
+    pruner: str | Mapping[str, Any] | optuna.pruners.BasePruner | None = None,
     seed: int | None = None,
     timeout: float | None = None,
     stop_at_timeout: bool = False,
     enqueue: Sequence[Mapping[str, Any]] = (),
+    callbacks: Sequence[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] = (),
+    catch: type[Exception] | tuple[type[Exception], ...] | None = None,
     resume: bool = False,
+    load_if_exists: bool = False,
     concurrency: int | None = None,
     progress: bool = True,
     keep_weights: int = 10,
@@ -77,16 +86,19 @@ def search(
     deadline: float | None = None,
     database_patience: float = 300.0,
     allow_changes: bool = False,
+    **optuna_arguments: Unpack[OptunaArguments],
 ) -> SearchResult:
     """Search for the candidate with the best metric.
 
     `build(trial)` returns a `Candidate`, or a number like any Optuna objective. `trials` is the total of the study:
-    resuming a study of 10 with `trials=20` runs 10 more. After `timeout` seconds no trial is started; running trials
-    are finished, or with `stop_at_timeout` end with the epochs they have. `enqueue` lists parameters to try first.
+    resuming a study of 10 with `trials=20` runs 10 more; `n_trials`, as in Optuna, is how many to run now. After
+    `timeout` seconds no trial is started; running trials are finished, or with `stop_at_timeout` end with the epochs
+    they have. `enqueue` lists parameters to try first. Optuna's own names of arguments are accepted too.
     Raises SearchFailed if no trial completed.
     """
     given = dict(locals())  # only the arguments: no other local exists yet
     del given["build"]
+    given |= given.pop("optuna_arguments")
     settings = make_settings(**given)
     return run_search(PickledSource.of(build), settings, space=getattr(build, "space", None), load_build=lambda: build)
 
@@ -104,12 +116,13 @@ def run_search(
     # Check these before anything is created.
     check_files_directory(settings.storage)
     resolve(settings.strategy, budgeted=settings.device_memory is not None).check(len(devices))
-    make_sampler(settings.sampler, seed=settings.seed or 0, space=space)
-    make_pruner(settings.pruner)
+    later = settings.seed if draws_by_number(settings.sampler) else secrets.randbelow(2**31)
+    sampler, pruner = make_sampler(settings.sampler, seed=later, space=space), make_pruner(settings.pruner)
     with run_directories(settings.spill) as directories, make_display(settings, devices) as display:
         whole_search = Search(source, settings, devices, display, directories, space, again)
         run_in_event_loop(whole_search)
-    result = SearchResult(settings.storage, settings.study, load_build or source.load)
+    result = SearchResult(settings.storage, settings.study, load_build or source.load, read_only=False,
+                          sampler=sampler, pruner=pruner)  # fmt: skip
     if whole_search.interrupted:
         result.close()
         again = f"ht.search(..., study={settings.study!r}, resume=True)"
@@ -144,6 +157,7 @@ class Search:
     interrupted: bool = False
     failures: Failures = field(init=False)
     """Trials of this run that failed."""
+    _said_lost_change: bool = False
     _task: asyncio.Task[None] | None = None
     """The task that runs the search."""
 
@@ -174,18 +188,27 @@ class Search:
         with Signals(self._interrupt, self.display.restore_terminal):
             try:
                 # The template imports torch while the database is opened.
-                async with engine, self.study:
-                    self.runner = self._trial_runner(engine)
-                    await self._run_trials()
-                    await self._trials.announced()
-                    if line := self.makespan.line():
-                        self.display.show(line)
-                    if self._trials.broken is not None:
-                        raise self._trials.broken
+                async with engine:
+                    source_file = write_source(self.source, self.directories.paths[0])
+                    await check_build_loads(engine, source_file, self._stop)
+                    await self._run_study(engine, source_file)
             except StorageError as error:
                 if not self.again or not self.study.opened:
                     raise
                 raise StorageError(error.message, f"{error.hint}; then go on with: {self.again}") from error
+
+    async def _run_study(self, engine: Engine, source_file: str) -> None:
+        async with self.study:
+            self._limits.total = self.study.total
+            self.display.set_settings(dataclasses.replace(self.settings, trials=self.study.total))
+            self.runner = self._trial_runner(engine, source_file)
+            await self._run_trials()
+            await self._trials.announced()
+            line = self.makespan.line()
+            if line and not self.runner.building.objective_seen:
+                self.display.show(line)
+            if self._trials.broken is not None:
+                raise self._trials.broken
 
     def _engine(self) -> Engine:
         folder = self.source.folder()
@@ -203,10 +226,10 @@ class Search:
             warm=_imported_ahead(self._strategy) if self.source.uses_torch() else {},
         )
 
-    def _trial_runner(self, engine: Engine) -> TrialRunner:
+    def _trial_runner(self, engine: Engine, source_file: str) -> TrialRunner:
         return TrialRunner(
             settings=self.settings,
-            source_file=write_source(self.source, self.directories.paths[0]),
+            source_file=source_file,
             strategy=self._strategy,
             engine=engine,
             study=self.study,
@@ -265,7 +288,10 @@ class Search:
         waiting = await self.study.interrupted()
         finished = await self.study.finished()
         self._limits.points = self.study.trial_limit
-        self._trials = TrialLoop(self.runner, self._limits, self.display, self._stop, self._note, finished=finished)
+        self._trials = TrialLoop(
+            self.runner, self._limits, self.display, self._stop, self._note, finished=finished,
+            catch=self.settings.catch,
+        )  # fmt: skip
         self.runner.tidy_left_overs({asked.number for asked in waiting})
         self._show_beginning(finished)
         actions = Obeying(self, self.study)
@@ -290,6 +316,11 @@ class Search:
         if self.again:
             self.display.show(f"if it is interrupted: {self.again}")
         self.study.record_event(None, POOL, json.dumps({device.name: device.memory for device in self.devices}))
+        if finished >= self._limits.total:
+            self.display.show(
+                f"nothing is left to do: the study has {finished} trials, and trials={self._limits.total} is the total "
+                f"(for 10 more give trials={finished + 10}, or n_trials=10)"
+            )
         if self._limits.trials < self._limits.total:
             self.display.show(f"the grid has {self._limits.trials} points: the search ends there")
 
@@ -301,6 +332,8 @@ class Search:
     def _note(self, outcome: Outcome) -> None:
         """Note the end of a trial."""
         self.failures.note(outcome)
+        if self.display.settings.metrics != self.study.metrics:
+            self.display.set_settings(dataclasses.replace(self.display.settings, metric=self.study.metrics))
 
     # Called by actions
 
@@ -317,7 +350,7 @@ class Search:
 
     def set_total(self, trials: int) -> None:
         self._limits.total = trials
-        self.display.set_settings(dataclasses.replace(self.settings, trials=trials))
+        self.display.set_settings(dataclasses.replace(self.display.settings, trials=trials))
         self._trials.limits_raised()
 
     # Called to interrupt
@@ -336,9 +369,13 @@ class Search:
     # Called by the engine (Observer)
 
     def unit_started(self, unit: Unit, device: str) -> None:
+        if unit.trial == NO_TRIAL:
+            return
         self.display.unit_started(unit, device)
 
     def unit_ended(self, unit: Unit, result: UnitResult) -> None:
+        if unit.trial == NO_TRIAL:
+            return
         facts = self.runner.facts.get(unit.trial)
         if facts is not None:
             facts.add(unit, result)
@@ -366,6 +403,9 @@ class Search:
         if name == "stopping" and reply is not None:
             reply(self._stop.is_set(), None)
             return
+        if name == "note" and args[0] == LOST_CHANGE and not self._said_lost_change:
+            self._said_lost_change = True
+            self.display.show(f"note: {args[1]}")
         if name == "checkpointed" and unit.trial in self.runner.facts:
             self.runner.facts[unit.trial].checkpoints += 1
         self.study.answer(unit, name, args, reply)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra_tune.coordinator import checks
+from hydra_tune.coordinator.optuna_arguments import translated
+from hydra_tune.coordinator.parts import plain, split
 from hydra_tune.core.errors import SpecError
 
 if TYPE_CHECKING:
@@ -59,9 +61,24 @@ def _setting(
 class SearchSettings:
     """Settings of a search. The fields are the arguments of `search`, in the order of the flags."""
 
-    trials: int = _setting("How many trials the study has in total.", int, stored=True, check=checks.whole)
-    metric: str | Sequence[str] = _setting(
-        "What is optimised; several times for several objectives.", list[str], default="loss", check=checks.metrics
+    trials: int = _setting(
+        "How many trials the study has in total; else until the timeout or until the study is stopped.",
+        int,
+        default_factory=lambda: ENDLESS,
+        stored=True,
+        check=checks.whole,
+    )
+    n_trials: int | None = _setting(
+        "How many trials to run now, in addition to those of an existing study.",
+        int,
+        default=None,
+        check=checks.whole,
+    )
+    metric: str | Sequence[str] | None = _setting(
+        "What is optimised, by default the loss, or the value that an objective returns; several times for several.",
+        list[str],
+        default=None,
+        check=checks.metrics,
     )
     direction: str | Sequence[str] = _setting(
         "minimize or maximize, for each metric.", list[str], default="minimize", check=checks.directions
@@ -83,11 +100,17 @@ class SearchSettings:
         default="auto",
         stored=True,
     )
-    sampler: str | optuna.samplers.BaseSampler | None = _setting(  # noqa: RUF009
-        "tpe, random, cmaes, gp, qmc, grid or nsgaii.", default="tpe", stored=True
+    sampler: str | Mapping[str, Any] | optuna.samplers.BaseSampler | None = _setting(  # noqa: RUF009
+        "tpe, random, cmaes, gp, qmc, grid, nsgaii, auto, a sampler class of Optuna or file.py:Class; with options: "
+        "'{name: tpe, multivariate: true}'.",
+        default="tpe",
+        stored=True,
     )
-    pruner: str | optuna.pruners.BasePruner | None = _setting(  # noqa: RUF009
-        "none, median, asha, hyperband, percentile or share.", default=None, stored=True
+    pruner: str | Mapping[str, Any] | optuna.pruners.BasePruner | None = _setting(  # noqa: RUF009
+        "none, median, asha, hyperband, percentile, share, a pruner class of Optuna or file.py:Class; with options: "
+        "'{name: median, n_warmup_steps: 3}'.",
+        default=None,
+        stored=True,
     )
     seed: int | None = _setting(
         "Seed of the study; drawn and recorded when not given.", int, default=None, check=checks.seed
@@ -101,7 +124,14 @@ class SearchSettings:
     enqueue: Sequence[Mapping[str, Any]] = _setting(
         "Parameters to try first, as with Optuna's enqueue_trial.", None, default=(), check=checks.parameters
     )
+    callbacks: Sequence[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] = _setting(
+        "Called with the study and each trial that has ended, as in Optuna.", None, default=(), check=checks.callables
+    )
+    catch: type[Exception] | tuple[type[Exception], ...] | None = _setting(  # noqa: RUF009
+        "Errors of user code that the search survives; by default all.", None, default=None, check=checks.errors
+    )
     resume: bool = _setting("Go on with an existing study.", bool, default=False)
+    load_if_exists: bool = _setting("Go on with the study if it exists, else start it.", bool, default=False)
     concurrency: int | None = _setting(
         "Trials in flight; default one a device.", int, default=None, stored=True, check=checks.whole
     )
@@ -140,7 +170,10 @@ class SearchSettings:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The metric of each objective."""
-        return checks.several("metric", self.metric)
+        if self.metric is not None:
+            return checks.several("metric", self.metric)
+        count = len(self.directions)
+        return ("loss",) if count == 1 else tuple(f"value_{i}" for i in range(count))
 
     @property
     def directions(self) -> tuple[str, ...]:
@@ -162,17 +195,34 @@ NAMES = tuple(each.name for each in fields(SearchSettings))
 
 
 def make_settings(**given: Any) -> SearchSettings:
-    """Return settings from the arguments of `ht.search`. A study or storage of None is filled in."""
+    """Return settings from the arguments of `ht.search`. A study, storage or number of trials of None is filled in."""
+    given = translated(given)
     if given.get("resume") and given.get("study") is None:
         raise SpecError("resume needs the name of a study", "give study='its name'")
-    filled_in = [name for name in ("study", "storage") if given.get(name) is None]
+    if given.get("trials") is None and not _ends_otherwise(given):
+        raise SpecError(
+            "the number of trials is missing",
+            "give `trials: 20` or --trials 20, a timeout, or callbacks that stop the study",
+        )
+    if given.get("trials") is not None and given.get("n_trials") is not None:
+        raise SpecError(
+            "trials and n_trials are both given", "give trials, the study's total, or n_trials, how many to run now"
+        )
+    filled_in = [name for name in ("study", "storage", "trials") if given.get(name) is None]
     return SearchSettings(**{name: value for name, value in given.items() if name not in filled_in})
+
+
+def _ends_otherwise(given: Mapping[str, Any]) -> bool:
+    """True if a search without a number of trials may end: by time, a callback, or a sampler that stops."""
+    if given.get("n_trials") or given.get("timeout") or given.get("callbacks"):
+        return True
+    sampler = given.get("sampler")
+    name = split("sampler", sampler)[0] if isinstance(sampler, str | Mapping) else type(sampler).__name__
+    return sampler is not None and name not in ("tpe", "random", "cmaes", "gp", "qmc", "nsgaii", "auto", "TPESampler")
 
 
 def _plain(value: Any) -> Any:
     """Return a value for JSON; for an Optuna sampler or pruner, the name of its class."""
-    if isinstance(value, Mapping):
-        return dict(value)
     if isinstance(value, Path):
         return str(value)
-    return value if value is None or isinstance(value, str | int | float | list | tuple) else type(value).__name__
+    return value if isinstance(value, int | float | list | tuple) else plain(value)

@@ -35,7 +35,7 @@ def read_spec(text: str, flags: Mapping[str, Any]) -> SearchSpec:
     if text.endswith((".yaml", ".yml")):
         given = read_yaml(Path(text))
         folder = Path(text).resolve().parent
-    elif ".py" not in text and ":" not in text:
+    elif not text.endswith(".py") and ":" not in text:
         raise SpecError(
             f"{quoted(text)} is no specification", "give a .yaml file, file.py:build or package.module:build"
         )
@@ -69,7 +69,7 @@ def _said(name: str, value: Any) -> Any:
     """Return a flag's value in YAML form: a list of one becomes its item, a strategy in braces a mapping."""
     if isinstance(value, list) and len(value) == 1:
         return value[0]
-    if name != "strategy" or not value.lstrip().startswith(("{", "[")):
+    if name not in ("strategy", "sampler", "pruner") or not value.lstrip().startswith(("{", "[")):
         return value
     import yaml
 
@@ -77,7 +77,7 @@ def _said(name: str, value: Any) -> Any:
         return yaml.safe_load(value)
     except (yaml.YAMLError, ValueError) as error:
         raise SpecError(
-            f"--strategy {quoted(value)} cannot be read", "write it as in YAML: '{name: pipeline, microbatches: 8}'"
+            f"--{name} {quoted(value)} cannot be read", "write it as in YAML: '{name: pipeline, microbatches: 8}'"
         ) from error
 
 
@@ -89,12 +89,12 @@ def known_keys() -> tuple[str, ...]:
 def make_spec(given: Mapping[str, Any], folder: Path) -> SearchSpec:
     """Return a search from keys and values; relative paths start at `folder`."""
     options = {name: value for name, value in given.items() if name not in SPACE_KEYS}
-    if "trials" not in options:
-        raise SpecError("the number of trials is missing", "give `trials: 20` or --trials 20")
+    for name in ("sampler", "pruner"):
+        options |= {name: _beside_part(options[name], folder)} if options.get(name) is not None else {}
     if "space" not in given:
         raise SpecError("the search space is missing", "give `space: mlp`, a list of families, or file.py:build")
     space = given["space"]
-    if isinstance(space, str) and ":" in space:
+    if isinstance(space, str) and (":" in space or space.endswith(".py")):
         return _from_function(space, given, options, folder)
     return _from_families(space, given, options, folder)
 
@@ -115,6 +115,8 @@ def stored_spec(storage: str, study: str, flags: Mapping[str, Any], trusted: Seq
     source = source_from(summary.spec)
     options = {name: value for name, value in summary.settings.items() if name in NAMES and value is not None}
     options |= {name: value for name, value in flags.items() if value is not None}
+    if flags.get("n_trials") is not None and flags.get("trials") is None:
+        del options["trials"]  # the recorded total
     options |= {"metric": list(summary.metrics), "direction": list(summary.directions)}
     options |= {"study": study, "storage": storage, "resume": True}
     space = getattr(source.load(), "space", None) if isinstance(source, FamilySource) else None
@@ -161,6 +163,13 @@ def _beside(text: str, folder: Path) -> str:
     if place.endswith(".py") and (folder / place).is_file():
         return f"{folder / place}{colon}{function}"
     return text
+
+
+def _beside_part(part: Any, folder: Path) -> Any:
+    """Resolve the path of a sampler or pruner of the user's, by itself or in a mapping with options."""
+    if isinstance(part, Mapping) and isinstance(part.get("name"), str):
+        return {**part, "name": _beside(part["name"], folder)}
+    return _beside(part, folder) if isinstance(part, str) and ".py:" in part else part
 
 
 def _beside_data(data: Any, folder: Path) -> Any:

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from hydra_tune.coordinator.files import StudyFiles
+from hydra_tune.coordinator.hosted import HostedStudy, call_storage
+from hydra_tune.coordinator.kept import KeptWeights
 from hydra_tune.coordinator.ledger import Ledger
 from hydra_tune.coordinator.repeatable import RepeatableSampler
 from hydra_tune.coordinator.resuming import ALLOW, check_objectives, check_source
-from hydra_tune.coordinator.sampling import BY_NUMBER, make_pruner, make_sampler
+from hydra_tune.coordinator.sampling import draws_by_number, make_pruner, make_sampler
 from hydra_tune.coordinator.settings import SearchSettings
 from hydra_tune.core.errors import SpecError, StorageError
 from hydra_tune.core.seeds import new_study_seed, trial_seed
@@ -37,11 +39,8 @@ from hydra_tune.training.source import Source
 
 logger = logging.getLogger(__name__)
 
-_DISTRIBUTIONS: dict[str, Callable[..., BaseDistribution]] = {
-    "suggest_float": FloatDistribution,
-    "suggest_int": IntDistribution,
-    "suggest_categorical": CategoricalDistribution,
-}
+VALUE_OF_OBJECTIVE = ("value",)
+"""Name of what an objective returns, if the user gives none."""
 
 
 def _exists(name: str) -> SpecError:
@@ -84,49 +83,72 @@ class OwnedStudy:
             self._lease = HeldLease(self.storage, self.study_id, settings.study)
             opened.callback(self._lease.release)
             self._lease.keep()
+            if settings.n_trials is not None:
+                self.settings = replace(settings, trials=self.finished() + settings.n_trials)
             self._describe(source)
-            self._kept, self._distributions = self._earlier_trials()
+            earlier = self.study.get_trials(deepcopy=False) if self._before is not None else []
+            self._kept = KeptWeights(settings.keep_weights, settings.directions, earlier)
+            self._distributions = {name: each for trial in earlier for name, each in trial.distributions.items()}
+            self._finished_before, self._told, self.elsewhere = self.finished(), 0, 0
             self.storage.begin_batching()
             opened.callback(self._end_batching)
             self._open = opened.pop_all()
 
-    def _create_or_load(self, space: Any, source: Source) -> optuna.Study:
+    def _create_or_load(self, space: Any, source: Source) -> HostedStudy:
         settings = self.settings
         exists = settings.study in optuna.get_all_study_names(self.storage)
-        if exists and not settings.resume:
+        if exists and not (settings.resume or settings.load_if_exists):
             raise _exists(settings.study)
-        self._before = study_summary(self.storage, settings.study) if settings.resume else None
+        self._before = study_summary(self.storage, settings.study) if settings.resume or exists else None
         if self._before is not None:
             check_source(self._before, settings, source)
         recorded = self._before.seed if self._before is not None else None
         self.seed = next(s for s in (settings.seed, recorded, new_study_seed()) if s is not None)
         self.sampler = make_sampler(settings.sampler, seed=self.seed, space=space)
-        if isinstance(settings.sampler, str) and settings.sampler not in BY_NUMBER:
+        if isinstance(settings.sampler, str) and not draws_by_number(settings.sampler):
             self.sampler = RepeatableSampler(self.sampler, self.seed)
         parts: dict[str, Any] = {"storage": self.storage, "sampler": self.sampler}
         parts["pruner"] = make_pruner(settings.pruner)
         if not exists:
             directions = [StudyDirection[direction.upper()] for direction in settings.directions]
             try:
-                study = optuna.create_study(study_name=settings.study, directions=directions, **parts)
+                optuna.create_study(study_name=settings.study, directions=directions, **parts)
             except optuna.exceptions.DuplicatedStudyError as error:  # made by another search at this moment
                 raise _exists(settings.study) from error
+        else:
+            assert self._before is not None
+            check_objectives(self._before, settings)
+        study = HostedStudy(study_name=settings.study, **parts)
+        if not exists:
             for params in settings.enqueue:
                 study.enqueue_trial(dict(params))
-            return study
-        assert self._before is not None
-        check_objectives(self._before, settings)
-        return optuna.load_study(study_name=settings.study, **parts)
+        return study
 
     def _describe(self, source: Source) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self.study.set_metric_names(list(self.settings.metrics))
+        earlier = self._before.metrics if self._before is not None and self.settings.metric is None else ()
+        self._name_metrics(earlier if len(earlier) == len(self.settings.directions) else self.settings.metrics)
         self.records = StudyRecords(self.storage, self.study_id)
         self.ledger = Ledger(self.records)
         self.files = self._find_files()
         self.stored = {**self.settings.stored(), **self.files.record(self.settings.storage)}
-        self.records.describe(self.seed, list(self.settings.metrics), self.stored, source.describe(), source.text())
+        self._source = source
+        self._record_settings()
+
+    def _name_metrics(self, names: Sequence[str]) -> None:
+        self.metrics = tuple(names)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self.study.set_metric_names(list(names))
+
+    def _record_settings(self) -> None:
+        source = self._source
+        self.records.describe(self.seed, list(self.metrics), self.stored, source.describe(), source.text())
+
+    def _is_objective(self) -> None:
+        """Note that `build` is an ordinary objective: its single value is no loss, unless the user calls it so."""
+        if self.settings.metric is None and self.metrics == ("loss",):
+            self._name_metrics(VALUE_OF_OBJECTIVE)
+            self._record_settings()
 
     def _find_files(self) -> StudyFiles:
         """Return the study's files; log if those of earlier runs are out of reach."""
@@ -140,20 +162,6 @@ class OwnedStudy:
             logger.warning("%s", lack)
             self.records.event(None, "files", lack)
         return files
-
-    def _earlier_trials(self) -> tuple[dict[int, float], dict[str, BaseDistribution]]:
-        """Return the values of completed trials, for keeping weights, and the search space of all trials so far."""
-        values: dict[int, float] = {}
-        distributions: dict[str, BaseDistribution] = {}
-        if self._before is not None:
-            for trial in self.study.get_trials(deepcopy=False):
-                distributions |= trial.distributions
-                if trial.state is TrialState.COMPLETE and len(self.settings.metrics) == 1 and trial.value is not None:
-                    values[trial.number] = self._rank(trial.value)
-        return values, distributions
-
-    def _rank(self, value: float) -> float:
-        return -value if self.settings.directions[0] == "maximize" else value
 
     @property
     def study_id(self) -> int:
@@ -199,11 +207,12 @@ class OwnedStudy:
         """Return the trials that an earlier run left unfinished; they continue under their own numbers."""
         left = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         seeds = {record.number: record.seed for record in trial_records(self.storage, self.settings.study)}
-        return [self._take_up(optuna.Trial(self.study, trial._trial_id), seeds[trial.number]) for trial in left]
+        # A trial without a record is one that another process asked for, and may still run.
+        ours = [(trial, seed) for trial in left if (seed := seeds[trial.number]) is not None]
+        return [self._take_up(optuna.Trial(self.study, trial._trial_id), seed) for trial, seed in ours]
 
-    def _take_up(self, trial: optuna.Trial, recorded: int | None) -> Asked:
+    def _take_up(self, trial: optuna.Trial, seed: int) -> Asked:
         """Continue a trial with its original seed, on which its checkpoints depend."""
-        seed = trial_seed(self.seed, trial.number) if recorded is None else recorded
         attempts = trial_attempts(self.storage, self.settings.study, trial.number)
         self.ledger.trial_taken_up(trial.number, seed, attempts)
         self._running[trial.number] = _Running(trial)
@@ -214,6 +223,8 @@ class OwnedStudy:
         trial = self.study.ask()
         asked = Asked(trial.number, trial_seed(self.seed, trial.number))
         self.ledger.trial_started(asked.number, asked.seed)
+        if self.storage.shared:
+            self.storage.flush()  # the trial itself is in the database already
         self._running[trial.number] = _Running(trial)
         return asked
 
@@ -236,6 +247,10 @@ class OwnedStudy:
             datetime_start=running.trial.datetime_start,
             checkpoints=self.files.checkpoints(asked.number),
             checkpoint_seconds=self.settings.checkpoint_seconds,
+            trial_id=running.trial._trial_id,
+            study_id=self.study_id,
+            study=self.study.study_name,
+            directions=self.settings.directions,
         )
 
     def end_attempt(self, attempt: str, outcome: Outcome) -> None:
@@ -256,12 +271,11 @@ class OwnedStudy:
         if number in self._unstorable:
             raise ValueError(self._unstorable[number])
         trial = running.trial
-        if name in _DISTRIBUTIONS:
-            parameter, arguments, options = args
-            self._compare(parameter, _DISTRIBUTIONS[name](*arguments, **options))
-            return getattr(trial, name)(parameter, *arguments, **options)
         match name:
+            case "suggest":
+                return self._suggest(trial, *args)
             case "report":
+                self._is_objective()
                 self._report(trial, *args)
             case "should_prune":
                 return number in self.stopped or trial.should_prune()
@@ -273,17 +287,25 @@ class OwnedStudy:
                 self.checkpoint(number, *args)
             case "note":
                 self.event(number, *args)
-            case "set_constraint":
-                trial.set_constraint(*args)
             case "caught_up":
                 return None
-            case "distributions":
-                return trial.distributions
-            case "constraints":
-                return trial.constraints
+            case "relative_params":
+                return trial.relative_params, trial.relative_search_space
+            case "storage":
+                return call_storage(self.storage, self.study_id, *args)
+            case "part":
+                return self.study.part(*args)
+            case "stop_study":
+                self.study.stop()
             case _:
                 raise ValueError(f"a trial has no {name!r}")
         return None
+
+    def _suggest(self, trial: optuna.Trial, parameter: str, distribution: BaseDistribution) -> Any:
+        """Return the sampler's value, or for a categorical parameter the index of its choice."""
+        self._compare(parameter, distribution)
+        value = trial._suggest(parameter, distribution)
+        return int(distribution.to_internal_repr(value)) if isinstance(distribution, CategoricalDistribution) else value
 
     def _compare(self, parameter: str, distribution: BaseDistribution) -> None:
         before = self._distributions.setdefault(parameter, distribution)
@@ -297,7 +319,8 @@ class OwnedStudy:
 
     def _report(self, trial: optuna.Trial, value: float, step: int) -> None:
         # A retried trial reports its first epochs again; Optuna keeps the first report and warns.
-        if step not in self.storage.get_trial(trial._trial_id).intermediate_values:
+        known = self.storage.get_trial(trial._trial_id)
+        if step not in known.intermediate_values and not known.state.is_finished():
             trial.report(value, step)
 
     def epoch(self, number: int, epoch: int, metrics: dict[str, float]) -> bool:
@@ -311,30 +334,54 @@ class OwnedStudy:
         self._report(trial, metrics[self.settings.metrics[0]], epoch)
         return trial.should_prune()
 
-    def tell(self, number: int, attempt: str, outcome: Outcome, **facts: Any) -> list[int]:
-        """End a trial by its current attempt; return the trials whose weights are no longer among the best.
+    def tell(self, number: int, attempt: str, outcome: Outcome, **facts: Any) -> tuple[Outcome, list[int]]:
+        """End a trial by its current attempt; return its outcome and the trials whose weights are no longer kept.
+
+        A trial that another process has told meanwhile keeps that outcome.
 
         Raises SpecError if a trial has shown another search space than that of earlier runs.
         """
         self._check_space()
+        trial = self._running.pop(number).trial
         if number in self._unstorable:
             outcome = Outcome(Status.FAILED, error=self._unstorable.pop(number))
+        told = self._told_elsewhere(trial)
+        outcome = told or outcome
+        if outcome.status is Status.COMPLETE and not facts["strategy"]:
+            self._is_objective()
         self.ledger.trial_ended(number, outcome, **facts)
         self.ledger.attempt_ended(attempt, outcome)
         state = OPTUNA_STATE[outcome.status]
         values = list(outcome.values) if state is TrialState.COMPLETE and outcome.values else None
-        self.study.tell(self._running.pop(number).trial, values, state)
-        return self._no_longer_kept(number, outcome)
+        if told is None:
+            self.study.tell(trial, values, state)
+        self._told += 1
+        self._count_elsewhere()
+        self.study.call_back(self.settings.callbacks, trial._trial_id)
+        return outcome, self._kept.add(number, outcome)
 
-    def _no_longer_kept(self, number: int, outcome: Outcome) -> list[int]:
-        if outcome.status is not Status.COMPLETE or outcome.values is None or len(outcome.values) > 1:
-            return []
-        self._kept[number] = self._rank(outcome.values[0])
-        ranked = sorted(self._kept, key=lambda n: (self._kept[n], n))
-        surplus = ranked[self.settings.keep_weights :]
-        for old in surplus:
-            del self._kept[old]
-        return surplus
+    def _told_elsewhere(self, trial: optuna.Trial) -> Outcome | None:
+        """Return the outcome of a trial that another process, or its own code, has told Optuna; None if none has."""
+        found = self.storage.get_trial(trial._trial_id)
+        if not found.state.is_finished():
+            return None
+        status = {TrialState.COMPLETE: Status.COMPLETE, TrialState.PRUNED: Status.PRUNED}.get(
+            found.state, Status.FAILED
+        )
+        values = tuple(found.values) if status is Status.COMPLETE and found.values else None
+        return Outcome(status, values, "" if values else "told by another process")
+
+    def look_outside(self) -> None:
+        """Take in what other processes have changed of the study; a running trial that they told is ended."""
+        for trial in self.storage.take_in(self.study_id):
+            self._distributions = trial.distributions | self._distributions
+            if trial.number in self._running and trial.state.is_finished():
+                self.stopped.add(trial.number)
+                self.event(trial.number, "outside", f"another process has told {trial.state.name} while it ran")
+        self._count_elsewhere()
+
+    def _count_elsewhere(self) -> None:
+        self.elsewhere = self.finished() - self._finished_before - self._told
 
     # Records
 

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from optuna.distributions import CategoricalDistribution
+
 from hydra_tune.coordinator.files import StudyFiles
 from hydra_tune.coordinator.outage import MOST_ROWS, Outage
 from hydra_tune.coordinator.sampling import trial_limit
@@ -24,7 +26,7 @@ from hydra_tune.coordinator.study_actions import carry_out, read_pending
 from hydra_tune.core.errors import DatabaseAway
 from hydra_tune.core.states import Outcome
 from hydra_tune.engine.unit import Failure, StepRecord, Unit, UnitResult
-from hydra_tune.storage.actions import STOP_TRIAL, Action
+from hydra_tune.storage.actions import Action
 from hydra_tune.training.remote_trial import TrialInfo
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ class StudyThread:
     files: StudyFiles
     trial_limit: int | None
     """Number of trials after which the sampler has no more to propose."""
+    total: int
+    """Number of trials that the study is to have."""
 
     def __init__(
         self, open_study: Callable[[], OwnedStudy], outage: Outage, on_broken: Callable[[Exception], None]
@@ -60,8 +64,6 @@ class StudyThread:
         self._acknowledge: list[Callable[[Exception | None], None]] = []
         self._thread = threading.Thread(target=self._main, name="hydra-study", daemon=True)
         self._study: OwnedStudy
-        self.stopped: set[int] = set()
-        """Running trials that were asked to stop."""
 
     async def __aenter__(self) -> StudyThread:
         self._loop = asyncio.get_running_loop()
@@ -72,6 +74,7 @@ class StudyThread:
         self.opened = True
         self.study_id, self.files = self._study.study_id, self._study.files
         self.trial_limit = trial_limit(self._study.sampler)
+        self.total = self._study.settings.trials
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -80,6 +83,26 @@ class StudyThread:
         await asyncio.to_thread(self._thread.join)
         if self._last_error is not None:
             raise self._last_error
+
+    @property
+    def stopped(self) -> set[int]:
+        """Running trials that were asked to stop, or that another process has told."""
+        return self._study.stopped
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the values of a trial."""
+        return self._study.metrics
+
+    @property
+    def elsewhere(self) -> int:
+        """Number of trials that ended meanwhile without having run in this search."""
+        return self._study.elsewhere
+
+    @property
+    def ended_by_optuna(self) -> bool:
+        """True once a sampler, a callback or an objective has stopped the study."""
+        return self._study.study.asked_to_stop  # one flag, set once: it needs no lock
 
     async def on_disk(self) -> None:
         """Wait until all earlier changes are on disk."""
@@ -114,15 +137,15 @@ class StudyThread:
         """Record an epoch's metrics; return True if the trial is to be pruned."""
         return await self._call(self._study.epoch, number, epoch, metrics)
 
-    async def tell(self, number: int, attempt: str, outcome: Outcome, **facts: Any) -> list[int]:
-        """End a trial; return the trials whose weights are no longer among the best."""
+    async def tell(self, number: int, attempt: str, outcome: Outcome, **facts: Any) -> tuple[Outcome, list[int]]:
+        """End a trial; return its outcome and the trials whose weights are no longer among the best."""
         return await self._call(self._study.tell, number, attempt, outcome, **facts)
 
     async def suggest(self, number: int, attempt: str, name: str, choices: Sequence[str]) -> str:
         """Let the sampler choose one of `choices` for a trial, as a categorical parameter."""
-        wanted = (name, (list(choices),), dict[str, Any]())
-        found: str = await self._call(self._study.answer, number, attempt, "suggest_categorical", wanted)
-        return found
+        wanted = (name, CategoricalDistribution(tuple(choices)))
+        found: int = await self._call(self._study.answer, number, attempt, "suggest", wanted)
+        return choices[found]
 
     def answer(self, unit: Unit, name: str, args: tuple[Any, ...], then: Reply | None) -> None:
         """Answer a call of user code in a worker; `then(value, failure)` is called on the thread."""
@@ -164,10 +187,7 @@ class StudyThread:
 
     async def carry_out(self, action: Action, total: int, refusal: str) -> bool:
         """Carry out an action and answer it, or answer with the refusal; return True if it was carried out."""
-        done = await self._call(carry_out, self._study, action, total, refusal)
-        if done and action.kind == STOP_TRIAL and action.number is not None:
-            self.stopped.add(action.number)
-        return done
+        return await self._call(carry_out, self._study, action, total, refusal)
 
     # The thread
 
@@ -226,7 +246,7 @@ class StudyThread:
                 self._last_error = error
 
     def _work_until_closed(self) -> None:
-        flushed = time.monotonic()
+        flushed = looked = time.monotonic()
         while True:
             # Writes that callers wait for are delayed a little, so that one transaction serves several.
             patience = ACKNOWLEDGE_SECONDS if self._acknowledge else FLUSH_SECONDS
@@ -236,6 +256,9 @@ class StudyThread:
             if left <= 0:
                 self._flush()
                 flushed = time.monotonic()
+                if flushed - looked >= FLUSH_SECONDS:
+                    self._look_outside()
+                    looked = time.monotonic()
                 continue
             if self._outage.since is not None and self._study.storage.pending > MOST_ROWS and not self._broken:
                 self._closing.wait(left)  # what callers wait for waits too
@@ -249,6 +272,12 @@ class StudyThread:
                 self._flush()
                 return
             work()
+
+    def _look_outside(self) -> None:
+        try:
+            self._study.look_outside()
+        except Exception as failed:  # noqa: BLE001 - the database may be back at the next look
+            logger.warning("the study could not be read: %s", failed)
 
     def _flush(self) -> None:
         """Flush the queue and report the result to the waiting callers; while the database is away they wait."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from hydra_tune.coordinator.attempts import Ended, TrialRunner
 from hydra_tune.coordinator.display import Display
+from hydra_tune.coordinator.failures import Errors, uncaught
 from hydra_tune.coordinator.limits import Limits
 from hydra_tune.coordinator.study import Asked
 from hydra_tune.core.states import Outcome
@@ -33,8 +34,13 @@ class TrialLoop:
         note: Callable[[Outcome], None],
         *,
         finished: int,
+        catch: Errors | None = None,
     ) -> None:
-        """`finished` trials have ended in earlier runs; `note` gets each outcome before it is on disk."""
+        """`finished` trials have ended in earlier runs; `note` gets each outcome before it is on disk.
+
+        Another error of user code than `catch` ends the search; None catches all.
+        """
+        self._catch = catch
         self.finished = finished
         """Number of trials of the study that have ended."""
         self.broken: Exception | None = None
@@ -60,6 +66,7 @@ class TrialLoop:
         running = self._running
         stopping = asyncio.create_task(self._stop.wait())
         more = asyncio.create_task(self._more.wait())
+        self._limits.begin()
         try:
             while not self._stop.is_set():
                 while self._limits.has_room(len(running)) and (waiting or self._may_ask()):
@@ -108,7 +115,8 @@ class TrialLoop:
         await asyncio.gather(*self._announcements)
 
     def _may_ask(self) -> bool:
-        return self._limits.may_ask(self.finished + len(self._running))
+        ended = self.finished + self._limits.counted(self._study.elsewhere)
+        return not self._study.ended_by_optuna and self._limits.may_ask(ended + len(self._running))
 
     async def _run_trial(self, asked: Asked) -> None:
         self._display.trial_started(asked.number)
@@ -116,6 +124,7 @@ class TrialLoop:
         if ended is None:
             return
         self._note(ended.outcome)
+        uncaught(asked.number, ended.outcome, self._catch)
         announcement = asyncio.create_task(self._announce(asked.number, ended))
         self._announcements.add(announcement)
         announcement.add_done_callback(self._announcements.discard)

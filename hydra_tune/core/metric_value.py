@@ -1,4 +1,4 @@
-"""Values of metrics and objectives: user code may return anything, but a study records finite floats."""
+"""Values of metrics and objectives: user code may return anything, but a study records floats."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def is_complex(value: Any) -> bool:
     return isinstance(value, complex) or getattr(getattr(value, "dtype", None), "kind", "") == "c"
 
 
-def as_number(value: Any, what: str) -> float:
-    """Return a metric's value as a finite float; raise a CandidateError that quotes any other value."""
+def as_number(value: Any, what: str, *, infinite: bool = False) -> float:
+    """Return a value as a float, finite unless `infinite`; raise a CandidateError that quotes any other value."""
     hint = "return one finite number"
     torch = sys.modules.get("torch")
     # A tensor can exist only if user code has imported torch: do not load torch for an objective without it.
@@ -32,6 +32,6 @@ def as_number(value: Any, what: str) -> float:
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise CandidateError(f"{what} is {quoted(value)}", hint) from error
-    if not math.isfinite(number):
+    if math.isnan(number) or (math.isinf(number) and not infinite):
         raise CandidateError(f"{what} is {quoted(number)}", hint)
     return number

@@ -71,3 +71,5 @@ class Outcome:
     values: tuple[float, ...] | None = None
     error: str = ""
     traceback: str = ""
+    classes: tuple[str, ...] = ()
+    """Full names of the error's class and its bases, if user code raised it."""

@@ -9,6 +9,14 @@ from hydra_tune.engine.gangs import Seat
 from hydra_tune.engine.unit import Failure, StepRecord
 
 
+class RemoteError(Exception):
+    """The coordinator answered a call with an error; `kind` is the name of its class."""
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 @dataclass(frozen=True)
 class Setup:
     """First message to a worker: its id, device, directories, import path and environment."""

@@ -133,6 +133,8 @@ class Failure:
     """True if the message is complete without a class name and a traceback."""
     facts: Any = None
     """The `facts` of a `TrialEnded`."""
+    classes: tuple[str, ...] = ()
+    """Full names of the exception's class and its bases."""
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -145,7 +147,8 @@ class Failure:
         except Exception as broken:  # noqa: BLE001 - even an exception's own text is user code
             message, text = f"{kind} (its message cannot be shown: {type(broken).__name__})", ""
         message, text = shortened(message, LONGEST_MESSAGE), shortened(text, LONGEST_TRACEBACK)
-        return cls(kind, message, text, status, isinstance(error, TrialEnded | HydraTuneError), facts)
+        classes = tuple(f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__)
+        return cls(kind, message, text, status, isinstance(error, TrialEnded | HydraTuneError), facts, classes)
 
 
 class UnitFailed(Exception):

@@ -36,6 +36,7 @@ from hydra_tune.engine.messages import (
     Done,
     Drop,
     Ready,
+    RemoteError,
     Reply,
     Run,
     Setup,
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 
 COORDINATOR_GONE = 3
 UNREADABLE = 4
-WORKER = "worker"
-"""Argument that identifies a worker's program when user code runs it again; see `refuse_to_run_again`."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -61,10 +60,6 @@ class BlockMemory(Protocol):
     def limit(self, size: int) -> None:
         """Use at most `size` bytes from now on."""
         ...
-
-
-class RemoteError(Exception):
-    """The coordinator answered a call with this error message."""
 
 
 class WorkerContext:
@@ -135,12 +130,16 @@ class WorkerContext:
         self._replies.pop(reply.call).put(reply)
 
 
+_KINDS = (ValueError, TypeError, NotImplementedError, KeyError, RuntimeError, AttributeError)
+"""Errors of the coordinator that keep their class in a worker, since user code may catch them."""
+
+
 def _as_exception(failure: Failure) -> Exception:
     """Return the coordinator's error as an exception, with its own class if that is a known built-in."""
-    kinds: dict[str, type[Exception]] = {
-        "ValueError": ValueError, "TypeError": TypeError, "NotImplementedError": NotImplementedError
-    }  # fmt: skip
-    return kinds.get(failure.kind, RemoteError)(failure.message)
+    for kind in _KINDS:
+        if kind.__name__ == failure.kind:
+            return kind(failure.message)
+    return RemoteError(failure.message, failure.kind)
 
 
 class Worker:
@@ -239,10 +238,10 @@ def die_with_parent() -> None:
 def refuse_to_run_again(event: str, arguments: tuple[Any, ...]) -> None:
     """Audit hook that stops launchers such as Lightning's `ddp` from running this worker's program again.
 
-    The copy would be a worker without a coordinator, for which rank 0 would wait. A search within user code starts the
-    same program with other arguments.
+    The copy would be a worker without a coordinator, for which rank 0 would wait. It is started without arguments, as
+    user code sees none; a search within user code starts the same program with arguments.
     """
-    if event == "subprocess.Popen" and arguments[1][1:4] == ["-m", _program(), WORKER]:
+    if event == "subprocess.Popen" and arguments[1][1:] == ["-m", _program()]:
         raise InputError(
             "a worker of a search cannot be run again as a script, as strategy 'ddp' of Lightning does",
             "train with strategy='ddp_spawn' or with devices=1; 'ddp' is for scripts of their own",
@@ -268,7 +267,8 @@ def run_forked(line: int, output: int) -> None:
 
 def main(fd: int) -> None:
     """Run the worker until the coordinator is gone."""
-    sys.argv[1:] = [WORKER]
+    # Arguments of this process are not those of the user's program, which may parse them when it is imported.
+    del sys.argv[1:]
     sys.addaudithook(refuse_to_run_again)
     # Ctrl-C reaches the whole process group; the coordinator decides how to react.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -9,18 +9,22 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import optuna
 
-from hydra_tune.core.errors import CandidateError, quoted
+from hydra_tune.core.errors import CandidateError, HydraTuneError, SpecError, quoted
 from hydra_tune.core.metric_value import as_number
 from hydra_tune.core.seeds import seed_everything
 from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.training.remote_trial import RemoteTrial, TrialInfo
+from hydra_tune.training.side_effects import LOST_CHANGE, mutable_state
 from hydra_tune.training.source import Build, Source
+from hydra_tune.training.trial_line import WorkerLine
 
 if TYPE_CHECKING:
     from hydra_tune.engine.worker import WorkerContext
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 
 SOURCE_FILE = "source"
 """Name of the file of the build function in the run's directory."""
+RETURNED = "the value that build returned"
 RANK_VARIABLES = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "WORLD_SIZE")
 """Variables that launchers of distributed training leave in the environment, where the next objective would use them.
 """
@@ -84,6 +89,20 @@ def read_source(path: str) -> Source:
     return source
 
 
+def check_build(context: WorkerContext, source_file: str) -> None:
+    """Import the build function, so that a mistake in its file is found before a study is made."""
+    try:
+        _load(context, source_file)
+    except HydraTuneError:
+        raise
+    except BaseException as error:
+        place = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
+        line = f" at {place.filename}:{place.lineno}" if place and not isinstance(error, SyntaxError) else ""
+        raise SpecError(
+            f"the build function cannot be imported: {type(error).__name__}: {error}{line}", "mend it and search again"
+        ) from error
+
+
 def build_here(context: WorkerContext, source_file: str, info: TrialInfo) -> Built:
     """Build on this device: an objective runs to its end, a candidate stays resident."""
     made = _build(context, source_file, info)
@@ -136,13 +155,13 @@ def build_again(context: WorkerContext, origin: Origin) -> Prepared:
 
 
 def _build(context: WorkerContext, source_file: str, info: TrialInfo) -> Any:
-    build: Build | None = context.cache.get("build")
-    if build is None:
-        build = context.cache["build"] = read_source(source_file).load()
+    build = _load(context, source_file)
     seed_everything(info.seed)
+    shared = None if context.cache.get("mutation noted") else mutable_state(build)
+    trial = RemoteTrial(info, WorkerLine(context))
     ranks = {name: os.environ.get(name) for name in RANK_VARIABLES}
     try:
-        return build(RemoteTrial(info, context))
+        made = build(trial)
     except TrialEnded:
         raise
     except optuna.TrialPruned as error:
@@ -152,17 +171,33 @@ def _build(context: WorkerContext, source_file: str, info: TrialInfo) -> Any:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+    changed = shared.changed() if shared is not None and not _is_candidate(made) else ""
+    if changed:
+        context.cache["mutation noted"] = True
+        trial.note(LOST_CHANGE, changed)
+    return made
+
+
+def _load(context: WorkerContext, source_file: str) -> Build:
+    build: Build | None = context.cache.get("build")
+    if build is None:
+        build = context.cache["build"] = read_source(source_file).load()
+    return build
 
 
 def _objective_values(made: Any, info: TrialInfo) -> tuple[float, ...]:
-    if info.objectives == 1:
-        return (as_number(made, "the value that build returned"),)
-    if not isinstance(made, tuple | list) or len(made) != info.objectives:
+    """Return what an objective returned, read as Optuna does: `(1.0,)` and `[1.0]` are 1.0, and `inf` is a value."""
+    values = list(made) if isinstance(made, Sequence) and not isinstance(made, str | bytes) else [made]
+    if len(values) != info.objectives:
+        if info.objectives == 1:
+            as_number(made, RETURNED, infinite=True)  # says what a single value may be
         raise CandidateError(
             f"build returned {quoted(made)}",
             f"return a Candidate, or {info.objectives} numbers, one for each metric",
         )
-    return tuple(as_number(value, f"value {i} that build returned") for i, value in enumerate(made))
+    if info.objectives == 1:
+        return (as_number(values[0], RETURNED, infinite=True),)
+    return tuple(as_number(value, f"value {i} that build returned", infinite=True) for i, value in enumerate(values))
 
 
 def _is_candidate(made: object) -> TypeGuard[Candidate]:

@@ -1,7 +1,7 @@
 """The trial that user code sees in a worker: an Optuna trial answered by the coordinator.
 
-The real Optuna trial, with its sampler, pruner and storage, lives in the coordinator. Suggestions and pruning decisions
-wait for its answer; reports and attributes do not wait.
+The sampler, the pruner and the database are in the coordinator. Suggestions and pruning decisions wait for its answer;
+reports and attributes do not wait. All else is Optuna's own code, on a study whose storage forwards to the coordinator.
 """
 
 from __future__ import annotations
@@ -9,22 +9,19 @@ from __future__ import annotations
 import copy
 import datetime
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from optuna.distributions import BaseDistribution, CategoricalChoiceType
-from optuna.trial import BaseTrial
+import optuna
+from optuna._warnings import optuna_warn
+from optuna.distributions import BaseDistribution, CategoricalDistribution, check_distribution_compatibility
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from hydra_tune.core.metric_value import is_complex
+from hydra_tune.training.remote_study import RemoteStudy
+from hydra_tune.training.trial_line import Line, WorkerLine
 
-if TYPE_CHECKING:
-    from hydra_tune.engine.worker import WorkerContext
-
-
-CALLS_AHEAD = 200
-"""Calls that do not wait for an answer, after which one waits until the coordinator has worked through them."""
 LARGEST_STEP = 2**31 - 1
 """Largest step of a report: the column's limit on PostgreSQL, and the same everywhere."""
 
@@ -42,61 +39,57 @@ class TrialInfo:
     checkpoints: Path | None = None
     """Directory for an objective's own checkpoints; removed when the trial has ended."""
     checkpoint_seconds: float = 10.0
+    trial_id: int = -1
+    study_id: int = -1
+    study: str = ""
+    directions: tuple[str, ...] = ("minimize",)
 
 
-class RemoteTrial(BaseTrial):
+class RemoteTrial(Trial):
     """An Optuna trial that forwards its calls to the coordinator."""
 
-    def __init__(self, info: TrialInfo, context: WorkerContext) -> None:
+    def __init__(self, info: TrialInfo, line: Line) -> None:
+        # The parent's `__init__` would read the database and call the sampler.
         self._info = info
-        self._context = context
-        self._unit = context.unit
-        """Unit of this trial: threads that outlive it must not act for the next trial."""
-        self._params: dict[str, Any] = {}
-        self._told = 0
-        self._user_attrs = dict(info.user_attrs)
+        self._line = line
+        self._trial_id = info.trial_id
+        self._cached_frozen_trial = FrozenTrial(
+            number=info.number, state=TrialState.RUNNING, value=None, datetime_start=info.datetime_start,
+            datetime_complete=None, params={}, distributions={}, user_attrs=copy.deepcopy(info.user_attrs),
+            system_attrs={}, intermediate_values={}, trial_id=info.trial_id,
+        )  # fmt: skip
 
-    def _ask(self, name: str, *args: Any) -> Any:
-        return self._context.ask(self._unit, name, *args)
+    def __getattr__(self, name: str) -> Any:
+        """Make the study, and what Optuna's own code keeps beside it, when it is asked for."""
+        if name == "study":
+            self.study = RemoteStudy(self._info.study_id, self._info.study, self._info.directions, self._line)
+        elif name == "storage":
+            self.storage = self.study._storage
+        elif name == "_fixed_params":
+            self._fixed_params = self.storage.get_trial_system_attrs(self._trial_id).get("fixed_params", {})
+        elif name in ("relative_search_space", "_relative_params"):
+            self._relative_params, self.relative_search_space = self._line.ask("relative_params")
+        else:
+            raise AttributeError(f"a trial has no attribute {name!r}")
+        return self.__dict__[name]
 
-    def _tell(self, name: str, *args: Any) -> None:
-        self._context.tell(self._unit, name, *args)
-        self._told += 1
-        if self._told % CALLS_AHEAD == 0:
-            self._ask("caught_up")  # so that calls do not pile up in the coordinator's memory
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self._info, self._line, self._cached_frozen_trial)
 
-    def _suggest(self, method: str, name: str, *args: Any, **options: Any) -> Any:
-        value = self._ask(method, str(name), args, options)
-        self._params[name] = value
+    @property
+    def relative_params(self) -> dict[str, Any]:
+        return self._relative_params or {}
+
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        known = self._cached_frozen_trial
+        if name in known.distributions:
+            check_distribution_compatibility(known.distributions[name], distribution)
+            return known.params[name]
+        answer = self._line.ask("suggest", str(name), _storable(distribution))
+        value = distribution.choices[answer] if isinstance(distribution, CategoricalDistribution) else answer
+        known.distributions[name] = distribution
+        known.params[name] = value
         return value
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        step = None if step is None else float(step)
-        return float(self._suggest("suggest_float", name, float(low), float(high), step=step, log=bool(log)))
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        return int(self._suggest("suggest_int", name, int(low), int(high), step=int(step), log=bool(log)))
-
-    def suggest_categorical(  # type: ignore[override]
-        self, name: str, choices: Sequence[CategoricalChoiceType]
-    ) -> CategoricalChoiceType:
-        choices = tuple(choices)
-        for each in choices:
-            if each is not None and not isinstance(each, bool | int | float | str):
-                raise TypeError(f"choices of {name!r} must be None, bool, int, float or str, not {each!r}")
-        choice: CategoricalChoiceType = self._suggest("suggest_categorical", name, choices)
-        return choice
-
-    def suggest_uniform(self, name: str, low: float, high: float) -> float:
-        return self.suggest_float(name, low, high)
-
-    def suggest_loguniform(self, name: str, low: float, high: float) -> float:
-        return self.suggest_float(name, low, high, log=True)
-
-    def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
-        return self.suggest_float(name, low, high, step=q)
 
     def report(self, value: float, step: int) -> None:
         if self._info.objectives > 1:
@@ -115,44 +108,21 @@ class RemoteTrial(BaseTrial):
             raise ValueError(f"report needs a step of at least 0, not {step}")
         if step > LARGEST_STEP:
             raise ValueError(f"report needs a step of at most {LARGEST_STEP}, not {step}: count in thousands, say")
-        self._tell("report", value, step)
+        if step in self._cached_frozen_trial.intermediate_values:
+            optuna_warn(f"The reported value is ignored because this `{step=}` is already reported.")
+            return
+        self._line.tell("report", value, step)
+        self._cached_frozen_trial.intermediate_values[step] = value
 
     def should_prune(self) -> bool:
-        return bool(self._ask("should_prune"))
+        if self._info.objectives > 1:
+            raise NotImplementedError("Trial.should_prune is not supported for multi-objective optimization.")
+        return bool(self._line.ask("should_prune"))
 
     def set_user_attr(self, key: str, value: Any) -> None:
         json.dumps(value)  # the database holds JSON: other values raise here, as in Optuna
-        self._tell("set_user_attr", str(key), value)
-        self._user_attrs[key] = value
-
-    def set_constraint(self, key: str, value: float) -> None:
-        self._ask("set_constraint", str(key), float(value))
-
-    @property
-    def params(self) -> dict[str, Any]:
-        return dict(self._params)
-
-    @property
-    def distributions(self) -> dict[str, BaseDistribution]:
-        distributions: dict[str, BaseDistribution] = self._ask("distributions")
-        return distributions
-
-    @property
-    def user_attrs(self) -> dict[str, Any]:
-        return copy.deepcopy(self._user_attrs)
-
-    @property
-    def constraints(self) -> dict[str, float]:
-        constraints: dict[str, float] = self._ask("constraints")
-        return constraints
-
-    @property
-    def datetime_start(self) -> datetime.datetime | None:
-        return self._info.datetime_start
-
-    @property
-    def number(self) -> int:
-        return self._info.number
+        self._line.tell("set_user_attr", str(key), value)
+        self._cached_frozen_trial.user_attrs[key] = value
 
     # Additions to Optuna's trial
 
@@ -162,6 +132,7 @@ class RemoteTrial(BaseTrial):
 
     @property
     def checkpoints(self) -> Path | None:
+        """Directory for the objective's own checkpoints, kept until the trial has ended, also over a crash."""
         return self._info.checkpoints
 
     @property
@@ -170,24 +141,75 @@ class RemoteTrial(BaseTrial):
 
     def metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Record metrics besides the reported one."""
-        self._tell("metrics", step, metrics)
+        self._line.tell("metrics", step, metrics)
 
     def checkpointed(self, step: int, size: int, seconds: float) -> None:
         """Report a checkpoint from which a later attempt could resume."""
-        self._tell("checkpointed", step, size, seconds)
+        self._line.tell("checkpointed", step, size, seconds)
 
     def note(self, kind: str, message: str) -> None:
         """Record an event."""
-        self._tell("note", kind, message)
+        self._line.tell("note", kind, message)
 
     def stopping(self) -> bool:
         """True if the search is being stopped; the call is also a sign of life."""
-        return bool(self._ask("stopping"))
+        return bool(self._line.ask("stopping"))
 
     def peak(self, size: int) -> None:
         """Record the peak bytes of tensors."""
-        self._context.unit_peak_bytes = max(self._context.unit_peak_bytes or 0, size)
+        if isinstance(self._line, WorkerLine):
+            self._line.peak(size)
 
-    @property
-    def study(self) -> Any:
-        raise AttributeError("a trial in a worker has no study: it lives in the coordinator; use ht.search's result")
+
+def _restored(info: TrialInfo, line: Line, known: FrozenTrial) -> RemoteTrial:
+    """Return a trial in another process, with what it knew when it was sent there."""
+    trial = RemoteTrial(info, line)
+    trial._cached_frozen_trial = known
+    return trial
+
+
+def _storable(distribution: BaseDistribution) -> BaseDistribution:
+    """Return the distribution as a database can hold it: a tuple as a list, another object as its text."""
+    if not isinstance(distribution, CategoricalDistribution):
+        return distribution
+    if all(each is None or isinstance(each, bool | int | float | str) for each in distribution.choices):
+        return distribution
+    stored = copy.copy(distribution)  # a new one would warn of its choices again
+    stored.choices = tuple(json.loads(json.dumps(each, default=repr)) for each in distribution.choices)
+    return stored
+
+
+class StoredTrial(optuna.trial.FixedTrial):
+    """A trial with parameters from the database, where a choice that is no plain value is in another form."""
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        choices = tuple(choices)
+        stored = _storable(CategoricalDistribution(choices))
+        assert isinstance(stored, CategoricalDistribution)
+        value = self._params.get(name)
+        if value in choices or name not in self._params:
+            return super().suggest_categorical(name, choices)
+        super().suggest_categorical(name, stored.choices)
+        return choices[int(stored.to_internal_repr(value))]
+
+
+def extended(trial: Any) -> Any:
+    """Return the trial with `checkpoints`, `metrics` and the other additions, so that one file runs under Optuna too.
+
+    A trial of a search has them already. A plain Optuna trial gets `checkpoints` None and calls that do nothing.
+    """
+    if isinstance(trial, RemoteTrial):
+        return trial
+    trial.checkpoints, trial.checkpoint_seconds = None, TrialInfo.checkpoint_seconds
+    for name in ("metrics", "checkpointed", "note", "peak"):
+        setattr(trial, name, _nothing)
+    trial.stopping = _no
+    return trial
+
+
+def _nothing(*_: Any) -> None:
+    """Record nothing: there is no search."""
+
+
+def _no() -> bool:
+    return False

@@ -5,6 +5,7 @@ The coordinator never imports a user's file: it sends its name, and builder and 
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import importlib
@@ -185,6 +186,8 @@ def speaks_of_torch(text: str | None) -> bool:
 def parse_source(text: str) -> Source:
     """Return the source for `file.py:function` or `package.module:function`."""
     place, colon, function = text.rpartition(":")
+    if not colon and text.endswith(".py") and Path(text).is_file():
+        raise SpecError(f"{quoted(text)} names no build function", _suggested(Path(text)))
     if not colon or not function.isidentifier():
         raise SpecError(f"{quoted(text)} names no build function", "give file.py:function or package.module:function")
     if place.endswith(".py"):
@@ -195,6 +198,19 @@ def parse_source(text: str) -> Source:
     if not all(part.isidentifier() for part in place.split(".")):
         raise SpecError(f"{quoted(place)} is no module name", "give file.py:function or package.module:function")
     return ModuleSource(place, function)
+
+
+def _suggested(path: Path) -> str:
+    """Return a hint with the function of a file that is most likely meant, found without running the file."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError) as error:
+        return f"give {path}:function; the file cannot be read ({error})"
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.args.args]
+    usual = [node.name for node in functions if node.name in ("objective", "build")]
+    likely = [node.name for node in functions if node.args.args[0].arg == "trial"]
+    name = next(iter([*usual, *likely, *(node.name for node in functions)]), "function")
+    return f"give {path}:{name}"
 
 
 KINDS = {

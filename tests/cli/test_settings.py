@@ -19,20 +19,26 @@ pytestmark = pytest.mark.smoke
 
 
 def test_the_signature_of_search_is_the_declaration() -> None:
-    build, *arguments = inspect.signature(ht.search).parameters.values()
-    assert build.name == "build"
+    build, *arguments, optunas = inspect.signature(ht.search).parameters.values()
+    assert (build.name, optunas.kind) == ("build", inspect.Parameter.VAR_KEYWORD)
+    # Optuna's own values are accepted for these, and translated before they become settings.
+    wider = {
+        "direction": "str | StudyDirection | Sequence[str | StudyDirection]",
+        "storage": "str | optuna.storages.BaseStorage | None",
+    }
     for argument, field in zip(arguments, fields(SearchSettings), strict=True):
         filled_in = field.default_factory is not MISSING
         default = inspect.Parameter.empty if field.default is MISSING else field.default
         assert argument.name == field.name
         assert argument.kind is inspect.Parameter.KEYWORD_ONLY
-        assert argument.annotation == (f"{field.type} | None" if filled_in else field.type)
+        plain = f"{field.type} | None" if filled_in else field.type
+        assert argument.annotation == wider.get(argument.name, plain)
         assert argument.default == (None if filled_in else default)
 
 
 def test_every_setting_has_a_flag_but_those_that_flags_cannot_say() -> None:
     flags = inspect.signature(command).parameters
-    assert [name for name in NAMES if name not in flags] == ["enqueue", "progress"]
+    assert [name for name in NAMES if name not in flags] == ["enqueue", "callbacks", "catch", "progress"]
 
 
 def test_a_flag_that_is_not_given_leaves_the_file_as_it_is(tmp_path: Path) -> None:

@@ -181,7 +181,12 @@ def test_without_a_seed_studies_differ():
     ("make", "message"),
     [
         (lambda: make_sampler("tpee"), "there is no sampler 'tpee' (did you mean 'tpe'?"),
-        (lambda: make_sampler(3), "there is no sampler 3 (known: cmaes, gp, grid, nsgaii, qmc, random, tpe)"),
+        (
+            lambda: make_sampler(3),
+            "there is no sampler 3 (known: BruteForceSampler, CmaEsSampler, GPSampler, GridSampler, NSGAIIISampler, "
+            "NSGAIISampler, PartialFixedSampler, QMCSampler, RandomSampler, TPESampler, auto, cmaes, gp, grid, nsgaii, "
+            "qmc, random, tpe)",
+        ),
         (lambda: make_sampler(optuna.samplers.TPESampler), "there is no sampler <class"),
         (lambda: make_sampler("grid"), "the sampler 'grid' needs a declared space"),
         (lambda: make_sampler("grid", space=WITH_RATE), "a grid cannot go through all values of 'lr'"),

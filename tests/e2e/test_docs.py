@@ -67,7 +67,8 @@ def test_links_between_docs_lead_somewhere() -> None:
 def test_exported_names() -> None:
     assert set(ht.__all__) == {
         "Candidate", "CandidateError", "HydraTuneError", "InputError", "Pinned", "Predictor", "SearchFailed",
-        "SearchResult", "SpecError", "StorageError", "__version__", "epoch_order", "fit", "search", "trial_seed",
+        "SearchResult", "SpecError", "StorageError", "__version__", "epoch_order", "extended", "fit", "search",
+        "trial_seed",
     }  # fmt: skip
     for name in ht.__all__:
         assert getattr(ht, name) is not None

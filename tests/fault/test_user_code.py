@@ -52,11 +52,8 @@ def raise_(error: BaseException) -> None:
 
 
 ODDITIES: list[tuple[Any, str, str]] = [
-    (
-        lambda trial: trial.suggest_categorical("c", [Choice.A, Choice.B]),
-        "FAILED",
-        "must be None, bool, int, float or str",
-    ),
+    (lambda trial: trial.suggest_categorical("c", [Choice.A, Choice.B]).value, "COMPLETE", ""),
+    (lambda trial: trial.suggest_categorical("d", [Choice.A]), "FAILED", "returned is <Choice.A: 1>"),
     (lambda trial: trial.set_user_attr("s", {1, 2}), "FAILED", "not JSON serializable"),
     (lambda trial: trial.report(1.0, 2**31), "FAILED", "report needs a step of at most 2147483647, not 2147483648"),
     (lambda trial: trial.report(1.0, 10**20), "FAILED", "report needs a step of at most"),
@@ -64,7 +61,8 @@ ODDITIES: list[tuple[Any, str, str]] = [
     (lambda trial: raise_(KeyboardInterrupt()), "FAILED", "KeyboardInterrupt"),
     (lambda trial: raise_(GeneratorExit()), "FAILED", "GeneratorExit"),
     (lambda trial: raise_(SilentEnd()), "PRUNED", ""),
-    (lambda trial: trial.study, "FAILED", "has no study"),
+    (lambda trial: len(trial.study.trials), "COMPLETE", ""),
+    (lambda trial: trial.study, "FAILED", "the value that build returned is <"),
     (lambda trial: trial.suggest_float("x", np.float32(0), np.int64(2)), "COMPLETE", ""),
     (lambda trial: np.float32(0.5), "COMPLETE", ""),
     (lambda trial: torch.tensor(0.5), "COMPLETE", ""),
@@ -214,7 +212,7 @@ def test_resuming_with_another_objective_is_refused() -> None:
         return trial.suggest_float("x", 0, 1)
 
     ht.search(objective, trials=2, study="o", devices="1xcpu", progress=False)
-    with pytest.raises(ht.SpecError, match="was started to minimize loss, not to maximize loss"):
+    with pytest.raises(ht.SpecError, match="was started to minimize value, not to maximize value"):
         ht.search(objective, trials=3, study="o", direction="maximize", resume=True, devices="1xcpu", progress=False)
 
 

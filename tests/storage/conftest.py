@@ -1,7 +1,7 @@
-"""Databases for the tests: a fresh SQLite file, and a PostgreSQL server that lives as long as the session.
+"""Databases for the tests: a fresh SQLite file, and PostgreSQL and MariaDB servers that live as long as the session.
 
-PostgreSQL refuses to run as root, so the server is started as another user in a directory of its own; it
-listens on a Unix socket there and nowhere else.
+PostgreSQL refuses to run as root, so the servers are started as another user in a directory of their own; they
+listen on a Unix socket there and nowhere else.
 """
 
 import os
@@ -20,6 +20,7 @@ import pytest
 import sqlalchemy
 
 from hydra_tune.storage import HydraStorage, open_storage
+from tests.fault.searches import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -137,3 +138,76 @@ def _run_server(programs: Path, folder: Path, user: pwd.struct_passwd | None) ->
         yield f"postgresql://tester@/{{}}?host={quote(str(folder))}"
     finally:
         run(*control, "-m", "fast", "stop")
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[str]:
+    """The URL of a running MariaDB server, up to the database's name."""
+    server, installer = (shutil.which(name, path="/usr/sbin:/usr/bin") for name in ("mariadbd", "mariadb-install-db"))
+    if server is None or installer is None:
+        pytest.skip("MariaDB is not installed: apt-get install mariadb-server")
+    folder = Path(tempfile.mkdtemp(prefix="hydra-my-", dir="/tmp"))
+    user = _unprivileged_user()
+    try:
+        if user is not None:
+            os.chown(folder, user.pw_uid, user.pw_gid)
+        yield from _run_mariadb(server, installer, folder, user)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_mariadb(server: str, installer: str, folder: Path, user: pwd.struct_passwd | None) -> Iterator[str]:
+    identity = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    place = [f"--datadir={folder}/data", "--no-defaults"]
+    subprocess.run(
+        [installer, "--no-defaults", place[0], "--auth-root-authentication-method=normal", "--skip-test-db"],
+        check=True, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **identity,
+    )  # fmt: skip
+    url = f"mysql://root@localhost/{{}}?unix_socket={quote(str(folder))}/socket"
+    with (folder / "log").open("wb") as log:
+        # As with PostgreSQL: the tests are about what is committed, not about power cuts.
+        process = subprocess.Popen(
+            [server, "--no-defaults", place[0], f"--socket={folder}/socket", f"--pid-file={folder}/pid",
+             "--skip-networking", "--innodb-flush-log-at-trx-commit=0", "--skip-log-bin"],
+            cwd=folder, stdout=log, stderr=log, **identity,
+        )  # fmt: skip
+        try:
+            wait_for((folder / "socket").exists, "MariaDB's socket")
+            yield url
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@pytest.fixture
+def mariadb_url(mariadb_server: str) -> Iterator[str]:
+    """The URL of an empty database."""
+    admin = sqlalchemy.create_engine(mariadb_server.format("mysql").replace("mysql:", "mysql+pymysql:"))
+    name = f"test_{uuid.uuid4().hex}"
+    with admin.begin() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
+    yield mariadb_server.format(name)
+    with admin.begin() as connection:
+        connection.exec_driver_sql(f"DROP DATABASE {name}")
+    admin.dispose()
+
+
+@pytest.fixture(scope="session")
+def mariadb_tables(mariadb_server: str) -> str:
+    """The URL of a database with its tables, which take MariaDB seconds to make."""
+    admin = sqlalchemy.create_engine(mariadb_server.format("mysql").replace("mysql:", "mysql+pymysql:"))
+    with admin.begin() as connection:
+        connection.exec_driver_sql("CREATE DATABASE with_tables CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
+    admin.dispose()
+    open_storage(mariadb_server.format("with_tables")).close()
+    return mariadb_server.format("with_tables")
+
+
+@pytest.fixture
+def mariadb_storage(mariadb_tables: str) -> Iterator[HydraStorage]:
+    """A database with its tables and, again after the test, no study."""
+    with open_storage(mariadb_tables) as storage:
+        yield storage
+    with open_storage(mariadb_tables) as storage:
+        for study in storage.get_all_studies():
+            storage.delete_study(study._study_id)

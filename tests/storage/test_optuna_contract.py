@@ -1,4 +1,4 @@
-"""Optuna's own contract test, on both databases, writing through and batching."""
+"""Optuna's own contract test, on all databases, writing through and batching."""
 
 import gc
 from collections.abc import Iterator
@@ -40,3 +40,16 @@ class TestPostgreSQLBatching(Contract):
     def storage(self, postgresql_storage: HydraStorage) -> Iterator[HydraStorage]:
         with postgresql_storage.batching():
             yield postgresql_storage
+
+
+class TestMariaDB(Contract):
+    @pytest.fixture
+    def storage(self, mariadb_storage: HydraStorage) -> HydraStorage:
+        return mariadb_storage
+
+
+class TestMariaDBBatching(Contract):
+    @pytest.fixture
+    def storage(self, mariadb_storage: HydraStorage) -> Iterator[HydraStorage]:
+        with mariadb_storage.batching():
+            yield mariadb_storage

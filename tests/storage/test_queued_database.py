@@ -195,17 +195,43 @@ def test_a_flush_does_not_stop_readers_and_writers(sqlite_storage: HydraStorage,
     assert rows_of(sqlite_storage, TRIALS) == 2
 
 
-def test_a_second_writer_of_an_owned_study_is_noticed(sqlite_storage: HydraStorage, study_id: int):
-    with sqlite_storage.batching():
+def test_trials_of_a_second_writer_are_taken_in(sqlite_storage: HydraStorage, study_id: int):
+    waiting = create_trial(state=TrialState.WAITING, user_attrs={"by": "other"})
+    with sqlite_storage.batching(), open_storage(sqlite_storage.url) as other:
         run_trial(sqlite_storage, study_id)
         sqlite_storage.flush()
-        with open_storage(sqlite_storage.url) as other:
-            other.create_new_trial(study_id)
+        other.create_new_trial(study_id, waiting)
         run_trial(sqlite_storage, study_id)
-        with pytest.raises(StorageError, match="another process added trial 1"):
-            sqlite_storage.flush()
-        assert rows_of(sqlite_storage, TRIALS) == 2
-        drop_queue(sqlite_storage)
+        sqlite_storage.flush()
+        # Both counted to 1; ours runs under its number already, so theirs got the next.
+        assert [trial.user_attrs for trial in sqlite_storage.get_all_trials(study_id)][1:] == [{}, {"by": "other"}]
+        assert [trial.number for trial in sqlite_storage.take_in(study_id)] == [2]
+        # From now on numbers are given by the database, so that none is given twice.
+        other.create_new_trial(study_id, waiting)
+        mine = sqlite_storage.create_new_trial(study_id)
+        assert sqlite_storage.get_trial(mine).number == 4
+        assert other.get_trial(mine).number == 4, "seen by others at once"
+        assert [trial.number for trial in sqlite_storage.take_in(study_id)] == [3]
+        assert sqlite_storage.take_in(study_id) == []
+    with open_storage(sqlite_storage.url) as again:
+        assert [trial.number for trial in again.get_all_trials(study_id)] == [0, 1, 2, 3, 4]
+
+
+def test_a_waiting_trial_is_started_once(sqlite_storage: HydraStorage, study_id: int):
+    with sqlite_storage.batching(), open_storage(sqlite_storage.url) as other:
+        run_trial(sqlite_storage, study_id)
+        waiting = [sqlite_storage.create_new_trial(study_id, create_trial(state=TrialState.WAITING)) for _ in range(2)]
+        sqlite_storage.flush()
+        theirs, ours = (other.get_trial_id_from_study_id_trial_number(study_id, number) for number in (1, 2))
+        assert other.set_trial_state_values(theirs, TrialState.RUNNING)
+        assert not sqlite_storage.set_trial_state_values(waiting[0], TrialState.RUNNING)
+        assert sqlite_storage.set_trial_state_values(waiting[1], TrialState.RUNNING)
+        assert not other.set_trial_state_values(ours, TrialState.RUNNING)
+        other.set_trial_state_values(ours, TrialState.COMPLETE, [3.0])
+        assert [(trial.number, trial.values) for trial in sqlite_storage.take_in(study_id)] == [(1, None), (2, [3.0])]
+        other.set_study_user_attr(study_id, "said", "hello")
+        sqlite_storage.take_in(study_id)
+        assert sqlite_storage.get_study_user_attrs(study_id) == {"said": "hello"}
 
 
 def test_a_study_deleted_under_its_owner_is_noticed(sqlite_storage: HydraStorage, study_id: int):

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +150,7 @@ def _observed(candidate: Candidate, parts: OptimizerParts, batch: _Batch, mixed:
     others = [candidate.loss] if isinstance(candidate.loss, nn.Module) else []
     with contents_restored(candidate.model, *others):
         return observe(
-            candidate.model, forward, partial(batch_loss, candidate), _pilot_optimizer(parts),
+            candidate.model, forward, functools.partial(batch_loss, candidate), _pilot_optimizer(parts),
             (batch.inputs, batch.targets), candidate.split_points, mixed=mixed,
         )  # fmt: skip
 
