@@ -196,9 +196,7 @@ def test_a_resumed_study_without_names_of_metrics_goes_on(tmp_path: Path) -> Non
     storage.remove_session()
     storage.engine.dispose()
     options: dict[str, Any] = {"study": "s", "storage": f"sqlite:///{tmp_path}/x.db", "trials": 3}
-    with pytest.raises(
-        ht.SpecError, match="to minimize value_0, maximize value_1, not to minimize value_0"
-    ):
+    with pytest.raises(ht.SpecError, match="to minimize value_0, maximize value_1, not to minimize value_0"):
         run(square, resume=True, **options)
     more = run(lambda trial: (square(trial), 2.0), directions=["minimize", "maximize"], load_if_exists=True, **options)
     assert [record.values[1] for record in more.trials] == [1.0, 1.0, 2.0]
