@@ -178,7 +178,8 @@ class Search:
             # The template imports torch while the database is opened.
             async with engine:
                 source_file = write_source(self.source, self.directories[0])
-                await check_build_loads(engine, source_file, self._stop)
+                first = Role.BUILDER if self._strategy.builds_apart else Role.DEVICE
+                await check_build_loads(engine, source_file, first, self._stop)
                 await self._run_study(engine, source_file)
 
     async def _run_study(self, engine: Engine, source_file: str) -> None:
