@@ -112,9 +112,15 @@ class Building:
         logger.info("candidates are built on devices from now on, as they cannot be sent: %s", because)
 
 
-async def check_build_loads(engine: Engine, source_file: str, stop: asyncio.Event) -> None:
-    """Import the build function in a worker; raise a SpecError for a mistake in it. Returns early if stopped."""
-    unit = Unit(trial=NO_TRIAL, attempt="import", kind="import", work=check_build, args=(source_file,), recorded=False)
+async def check_build_loads(engine: Engine, source_file: str, role: Role, stop: asyncio.Event) -> None:
+    """Import the build function in the worker that will call it first; raise a SpecError for a mistake in it.
+
+    Returns early if stopped.
+    """
+    unit = Unit(
+        trial=NO_TRIAL, attempt="import", kind="import", work=check_build, args=(source_file,), role=role,
+        recorded=False,
+    )  # fmt: skip
     checking = asyncio.ensure_future(engine.run(unit))
     stopping = asyncio.ensure_future(stop.wait())
     try:

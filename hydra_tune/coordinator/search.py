@@ -190,7 +190,8 @@ class Search:
                 # The template imports torch while the database is opened.
                 async with engine:
                     source_file = write_source(self.source, self.directories.paths[0])
-                    await check_build_loads(engine, source_file, self._stop)
+                    first = Role.BUILDER if self._strategy.builds_apart else Role.DEVICE
+                    await check_build_loads(engine, source_file, first, self._stop)
                     await self._run_study(engine, source_file)
             except StorageError as error:
                 if not self.again or not self.study.opened:

@@ -217,8 +217,15 @@ def _ends_otherwise(given: Mapping[str, Any]) -> bool:
     if given.get("n_trials") or given.get("timeout") or given.get("callbacks"):
         return True
     sampler = given.get("sampler")
-    name = split("sampler", sampler)[0] if isinstance(sampler, str | Mapping) else type(sampler).__name__
-    return sampler is not None and name not in ("tpe", "random", "cmaes", "gp", "qmc", "nsgaii", "auto", "TPESampler")
+    if isinstance(sampler, str | Mapping):
+        name = split("sampler", sampler)[0]
+        return name in STOPPING or ":" in name
+    kind = type(sampler)
+    return sampler is not None and (kind.__name__ in STOPPING or not kind.__module__.startswith("optuna."))
+
+
+STOPPING = ("grid", "GridSampler", "BruteForceSampler")
+"""Samplers that stop a study when nothing is left to propose; one of the user's own may, too."""
 
 
 def _plain(value: Any) -> Any:

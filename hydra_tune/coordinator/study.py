@@ -220,6 +220,7 @@ class OwnedStudy:
 
     def ask(self) -> Asked:
         """Return a new trial from the sampler."""
+        self._lease.check()  # a trial that other processes can see is written at once
         trial = self.study.ask()
         asked = Asked(trial.number, trial_seed(self.seed, trial.number))
         self.ledger.trial_started(asked.number, asked.seed)
@@ -373,6 +374,7 @@ class OwnedStudy:
 
     def look_outside(self) -> None:
         """Take in what other processes have changed of the study; a running trial that they told is ended."""
+        self._lease.check()  # taking in writes what is queued
         for trial in self.storage.take_in(self.study_id):
             self._distributions = trial.distributions | self._distributions
             if trial.number in self._running and trial.state.is_finished():

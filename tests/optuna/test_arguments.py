@@ -75,8 +75,9 @@ def test_what_stops_a_study_ends_the_search_with_its_result() -> None:
     # Another study, so that this one does not count the trials of the first.
     endless = run(square, trials=None, callbacks=[lambda study, trial: study.stop() if trial.number == 1 else None])
     assert len(endless.trials) == 2
-    with pytest.raises(ht.SpecError, match="the number of trials is missing"):
-        run(square)
+    for never_stops in ("tpe", "TPESampler", {"name": "random"}, optuna.samplers.RandomSampler()):
+        with pytest.raises(ht.SpecError, match="the number of trials is missing"):
+            run(square, sampler=never_stops)
 
 
 def test_a_terminator_stops_a_search() -> None:
