@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -25,7 +26,7 @@ from hydra_tune.core.random_state import RandomState
 from hydra_tune.core.trees import call_model
 from hydra_tune.graph.layers import is_leaf
 from hydra_tune.graph.module_attributes import attributes_of, restore_attributes
-from hydra_tune.graph.program import Attribute, Op, Program, Ref, attribute, leaves
+from hydra_tune.graph.program import FAILED_AT, Attribute, Op, Program, Ref, attribute, leaves
 from hydra_tune.graph.recorded_trees import holds_tensors
 from hydra_tune.graph.recorder import DecidesByContents, NotRecordable, Recorder
 
@@ -101,31 +102,36 @@ class _Search:
         self.closed: set[str] = set()
         self.traced = False
         """True if the model is told that it is traced: it then takes no shortcut that depends on contents."""
+        self.within: tuple[str, ...] = ()
+        """For each operation of the last recording, the innermost module in whose forward it is."""
 
     def program(self) -> tuple[Program | None, str]:
-        """Return the program; else None, and the reason why there is none."""
+        """Return the program; else None, and the reason why there is none: the first that was met."""
+        first = ""
         while True:
             program, reason, culprit = self._recorded()
             if program is not None:
-                reason = _difference(program, self.model, self.batches, exact=not self.traced)
+                reason, at = _difference(program, self.model, self.batches, exact=not self.traced)
                 if not reason:
-                    return program, ""
-                culprit = _next_to_close(self.model, self.closed)
+                    return _sendable(program)
+                culprit = _next_to_close(self.model, self.closed) if at is None else self.within[at]
+            first = first or (f"{reason} (in {culprit})" if culprit else reason)
             if not culprit or len(self.closed) == MOST_CLOSED:
-                return None, reason
+                return None, first
             if time.perf_counter() > self.until:
-                return None, f"{reason}, and finding the modules that can be cut takes too long"
+                return None, f"{first}, and finding all modules that cannot be cut takes too long"
             logger.info("module %r is not cut inside: %s", culprit, reason)
             self.closed.add(culprit)
 
     def _recorded(self) -> tuple[Program | None, str, str]:
         """Return the program; else None, the reason, and the module to call as a whole in the next try."""
-        found: list[tuple[tuple[Op, ...], Any]] = []
+        found: list[Recorder] = []
+        outputs: list[Any] = []
         for training in (True, False):
             recorder = Recorder(self.model, self.closed)
             try:
                 with untouched(self.model), _in_mode(self.model, training), _told_traced(self.traced):
-                    output = recorder.record(self._given(), self._called)
+                    outputs.append(recorder.record(self._given(), self._called))
             except DecidesByContents as error:
                 if self.traced:
                     return None, str(error), recorder.failed_in
@@ -133,16 +139,19 @@ class _Search:
                 return self._recorded()
             except Exception as error:  # noqa: BLE001 - user code may raise anything when it is recorded
                 return None, _in_words(error), recorder.failed_in
-            found.append((tuple(recorder.ops), output))
-        (ops, output), (evaluation, other) = found
-        if _first_unlike(ops, evaluation) is not None or list(leaves(output)) != list(leaves(other)):
-            return None, "it does not take the same path in training and in evaluation", self._next()
-        if any(isinstance(leaf, Attribute) for leaf in leaves(output)):
+            found.append(recorder)
+        one, other = found
+        unlike = _first_unlike(one.ops, other.ops)
+        if unlike is not None:
+            inside = [each.within[unlike] for each in found if unlike < len(each.within)]
+            culprit = max(inside, key=lambda name: name.count(".") + bool(name))
+            return None, "it does not take the same path in training and in evaluation", culprit
+        if list(leaves(outputs[0])) != list(leaves(outputs[1])):
+            return None, "it does not give the same outputs in training and in evaluation", ""
+        if any(isinstance(leaf, Attribute) for leaf in leaves(outputs[0])):
             return None, "it returns one of its own parameters or buffers", ""
-        return Program(tuple(self.names), ops, evaluation, output), "", ""
-
-    def _next(self) -> str:
-        return _next_to_close(self.model, self.closed)
+        self.within = tuple(one.within)
+        return Program(tuple(self.names), tuple(one.ops), tuple(other.ops), outputs[0]), "", ""
 
     def _given(self) -> dict[str, Any]:
         """Return the pilot's inputs by name."""
@@ -153,6 +162,15 @@ class _Search:
 
     def _called(self, given: Mapping[str, Any]) -> Any:
         return call_model(self.model, dict(given) if isinstance(self.pilot, Mapping) else tuple(given.values()))
+
+
+def _sendable(program: Program) -> tuple[Program | None, str]:
+    """Return the program if it can travel to a worker; else None, and the reason."""
+    try:
+        cloudpickle.dumps(program)
+    except Exception as error:  # noqa: BLE001 - objects of user code may raise anything
+        return None, f"its recording cannot be sent to a worker ({type(error).__name__}: {error})"
+    return program, ""
 
 
 @contextmanager
@@ -201,14 +219,13 @@ def _in_words(error: Exception) -> str:
 
 
 def _first_unlike(ops: Sequence[Op], others: Sequence[Op]) -> int | None:
-    if len(ops) != len(others):
-        return min(len(ops), len(others))
-    for index, (op, other) in enumerate(zip(ops, others, strict=True)):
+    """Return the number of the first operation that is another one, or that only one of the two has."""
+    for index, (op, other) in enumerate(zip(ops, others, strict=False)):
         if (op.kind, op.target, op.refs(), op.attributes()) != (
             other.kind, other.target, other.refs(), other.attributes()
         ):  # fmt: skip
             return index
-    return None
+    return None if len(ops) == len(others) else min(len(ops), len(others))
 
 
 def _next_to_close(model: nn.Module, closed: set[str]) -> str:
@@ -273,8 +290,13 @@ def _used_by(op: Op, model: nn.Module, first: Mapping[int, str]) -> _Used:
     return used
 
 
-def _difference(program: Program, model: nn.Module, batches: Sequence[Any], *, exact: bool) -> str:
-    """Return in words the difference between program and model on these batches; empty if there is none."""
+def _difference(
+    program: Program, model: nn.Module, batches: Sequence[Any], *, exact: bool
+) -> tuple[str, int | None]:  # fmt: skip
+    """Return in words the difference between program and model on these batches, and the operation that fails.
+
+    The words are empty if there is no difference.
+    """
     for training in (True, False):
         # Evaluation takes the same path, by construction: a small batch shows that its constants are right too.
         for inputs in batches if training else batches[-1:]:
@@ -286,11 +308,11 @@ def _difference(program: Program, model: nn.Module, batches: Sequence[Any], *, e
                     program.run(model, values, 0, len(program), training=training)
                     found = _left(program.outputs(values), model)
                 except Exception as error:  # noqa: BLE001 - a program that fails where the model does not is wrong
-                    return _in_words(error)
+                    return _in_words(error), getattr(error, FAILED_AT, None)
             alike = (_same(one, other, exact) for one, other in zip(found, expected, strict=False))
             if len(found) != len(expected) or not all(alike):
-                return "its recording gives other outputs"
-    return ""
+                return "its recording gives other outputs", None
+    return "", None
 
 
 def _left(outputs: Any, model: nn.Module) -> list[Any]:

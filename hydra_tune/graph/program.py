@@ -20,6 +20,8 @@ from hydra_tune.core.errors import CandidateError, nearest
 
 HALF = torch.bfloat16
 """The 16-bit type of mixed precision; it has the exponents of float32, so gradients need no scaling."""
+FAILED_AT = "failed_at_operation"
+"""Attribute of an exception: the number of the operation that raised it."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,11 @@ class Program:
         last = _last_uses(ops, range(start, stop))
         with self._computing(values):
             for index in range(start, stop):
-                values[self.value_of(index)] = _done(ops[index], model, values)
+                try:
+                    values[self.value_of(index)] = _done(ops[index], model, values)
+                except Exception as error:
+                    setattr(error, FAILED_AT, index)
+                    raise
                 for value in last.get(index, ()):
                     if value not in self._used_after(stop):
                         del values[value]

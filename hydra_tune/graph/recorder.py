@@ -9,9 +9,10 @@ by the contents of a tensor, and a forward that changes attributes of its module
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +23,14 @@ from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
 from hydra_tune.graph.layers import is_leaf
 from hydra_tune.graph.module_attributes import attributes_of, changed_attributes
 from hydra_tune.graph.program import Attribute, Built, Op, Ref, leaves
-from hydra_tune.graph.recorded_calls import Applied, assigned, calls_of_modules, own_gradients
+from hydra_tune.graph.recorded_calls import (
+    Applied,
+    assigned,
+    calls_of_modules,
+    einops_called,
+    lengths_seen,
+    own_gradients,
+)  # fmt: skip
 from hydra_tune.graph.recorded_trees import (
     as_op,
     contents_of,
@@ -71,6 +79,10 @@ class Recorder(TorchFunctionMode):
         self.model = model
         self.closed = closed
         self.ops: list[Op] = []
+        self.within: list[str] = []
+        """For each operation, the innermost module in whose forward it is."""
+        self.path: list[str] = [""]
+        """Modules whose forward is being recorded, outermost first."""
         self.inputs = 0
         self.failed_in = ""
         """Innermost module whose forward could not be recorded."""
@@ -82,6 +94,8 @@ class Recorder(TorchFunctionMode):
         self._known: dict[int, tuple[Any, Any]] = {}
         """By identity, each tensor seen, kept alive, and what stands for it in a recording."""
         self._same: dict[Any, Any] = {}
+        self.numbers: set[int] = set()
+        """Operations that give a number, made of sizes."""
         self.names: dict[int, str] = {}
         """By identity, the first name of each module."""
         for name, module in model.named_modules():
@@ -96,7 +110,10 @@ class Recorder(TorchFunctionMode):
         self.inputs = len(given)
         before = attributes_of(self.model)
         own = {name: tree_map(own_copy, value) for name, value in given.items()}
-        with self, calls_of_modules(self), own_gradients(self), sizes_recorded(), torch.enable_grad():
+        seen = calls_of_modules(self), own_gradients(self), einops_called(self), lengths_seen(self), sizes_recorded()
+        with ExitStack() as stack, torch.enable_grad():
+            for each in (self, *seen):
+                stack.enter_context(each)
             self.recording = True
             try:
                 entered = {name: self._enter(Ref(i), value) for i, (name, value) in enumerate(own.items())}
@@ -175,7 +192,9 @@ class Recorder(TorchFunctionMode):
         """Record an operation that gives a number, once."""
         key = op.target, tuple(op.args)
         if key not in self._same:
-            self._same[key] = sized(found, self, self._add(op, removable=True).value)
+            ref = self._add(op, removable=True)
+            self.numbers.add(ref.value - self.inputs)
+            self._same[key] = sized(found, self, ref.value)
         return self._same[key]
 
     def compute(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -211,7 +230,7 @@ class Recorder(TorchFunctionMode):
     def _made(self, op: Op, result: Any, name: str) -> None:
         """Record an operation, and note the tensors that it made."""
         given = [leaf for leaf in leaves((op.args, op.kwargs)) if isinstance(leaf, Ref | Attribute)]
-        ref = self._add(op)
+        ref = self._add(op, removable=name in _OF_NOTHING or name == "empty")
         tensors = any(isinstance(leaf, Attribute) or not self._is_number(leaf) for leaf in given)
         by_sizes = all(isinstance(leaf, Ref) and (self._is_number(leaf) or leaf.value in self.steady) for leaf in given)
         if by_sizes and (tensors or name in _OF_NOTHING) and not any(each in name for each in _AT_RANDOM):
@@ -222,7 +241,7 @@ class Recorder(TorchFunctionMode):
 
     def _is_number(self, ref: Any) -> bool:
         index = ref.value - self.inputs
-        return index >= 0 and index in self.removable and self.ops[index].target is not operator.getitem
+        return index in self.numbers
 
     def _note(self, ref: Ref, result: Any) -> None:
         """Note what stands for each tensor of a result."""
@@ -236,9 +255,13 @@ class Recorder(TorchFunctionMode):
         elif isinstance(result, tuple | list):
             for i, each in enumerate(result):
                 self._note_part(ref, i, each)
+        elif holds_tensors(result):
+            for name, each in vars(result).items():
+                if holds_tensors(each):
+                    self._note(self._add(Op("function", getattr, (ref, name)), removable=True), each)
 
     def _note_part(self, ref: Ref, key: Any, part: Any) -> None:
-        if has_tensors(part):
+        if holds_tensors(part):
             own = self._part(ref, key)
             if ref.value in self.steady:
                 self.steady.add(own.value)
@@ -259,10 +282,14 @@ class Recorder(TorchFunctionMode):
         """Call a function with a backward of its own, as one operation."""
         if any(callable(leaf) for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor)):
             raise NotRecordable(f"{kind.__name__} is given a function, whose tensors a recording would not see")
+        return self.function(Applied(kind), args, kwargs, functools.partial(original, kind))
+
+    def function(self, target: Any, args: Any, kwargs: Any, call: Any = None) -> Any:
+        """Call a function as one operation; `call` is what calls it now."""
         given = self._stands(args), self._stands(kwargs)
         with _pop_mode_temporarily(), self._unseen():
-            result = original(kind, *plainly(args), **plainly(kwargs))
-        self._made(Op("function", Applied(kind), *given, grad=torch.is_grad_enabled()), result, kind.__name__)
+            result = (call or target)(*plainly(args), **plainly(kwargs))
+        self._made(Op("function", target, *given), result, target.__name__)
         return result
 
     @contextmanager
@@ -277,6 +304,7 @@ class Recorder(TorchFunctionMode):
 
     def _add(self, op: Op, *, removable: bool = False) -> Ref:
         self.ops.append(op if torch.is_grad_enabled() else Op(op.kind, op.target, op.args, op.kwargs, grad=False))
+        self.within.append(self.path[-1])
         if removable:
             self.removable.add(len(self.ops) - 1)
         return Ref(self.inputs + len(self.ops) - 1)
@@ -336,4 +364,5 @@ class Recorder(TorchFunctionMode):
         number = {self.inputs + index: self.inputs + at for at, index in enumerate(reversed(kept))}
         number |= {i: i for i in range(self.inputs)}
         self.ops = [renumbered_op(self.ops[index], number) for index in reversed(kept)]
+        self.within = [self.within[index] for index in reversed(kept)]
         return renumbered(output, number)
