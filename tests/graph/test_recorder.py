@@ -185,6 +185,15 @@ def test_the_reason_names_the_module_and_the_rest_is_cut() -> None:
     assert [node.name for node in captured.nodes] == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_an_encoder_of_torch_is_cut_between_its_layers(norm_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True, norm_first=norm_first)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False))
+    sequences = torch.randn(5, 4, WIDTH)
+    captured = capture(model, sequences[:3], [sequences, sequences[:2]])
+    assert [node.name for node in captured.nodes] == ["0", "1.layers.0", "1.layers.1", "1.layers.2"]
+
+
 def test_what_torch_and_python_are_asked_for_is_as_ever_afterwards() -> None:
     import builtins
     import math

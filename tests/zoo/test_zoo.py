@@ -136,7 +136,12 @@ def test_a_model_equals_the_plain_loop(name: str, tmp_path: Path, table: dict[st
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_in_stages_equals_the_plain_loop(name: str, tmp_path: Path, table: dict[str, dict[str, str]]) -> None:
     run = Here(built(name), tmp_path, 2)
-    trial = asyncio.run(train(run, Pipeline(microbatches=1, placer="balanced")))
+    try:
+        trial = asyncio.run(train(run, Pipeline(microbatches=1, placer="balanced")))
+    except CandidateError as error:
+        assert name not in IN_STAGES
+        table[name]["pipeline"] = _cell(error.message)
+        return
     expected = plain_loop(built(name))
     _compare({key: t for key, t in run.state()["tensors"].items() if key in expected}, expected)
     stages = trial.staged.stages
