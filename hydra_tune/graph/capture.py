@@ -1,28 +1,34 @@
 """From a model and a pilot batch to a `Program` and its nodes, checked against the model itself.
 
-The model is recorded twice, in training and in evaluation mode, since an exported or traced graph has its mode baked
-in. Modules whose inside cannot be recorded are called as a whole; where the outermost forward itself cannot be, the
-model is one node and the reason is kept. Before a program is believed it is run on a real batch, and on a smaller one,
-in both modes: outputs and buffers must equal the model's own, bit for bit.
+The model is recorded twice, in training and in evaluation mode, which must take the same path. Modules whose inside
+cannot be recorded are called as a whole; where the outermost forward itself cannot be, the model is one node and the
+reason is kept. Before a program is believed it is run on a real batch, and on a smaller one, in both modes: outputs and
+buffers must equal the model's own, bit for bit.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
 import torch
-from torch import fx, nn
-from torch.utils._pytree import tree_flatten
+from torch import nn
+from torch.utils._pytree import tree_leaves
 
+from hydra_tune.core.errors import HydraTuneError
 from hydra_tune.core.random_state import RandomState
 from hydra_tune.core.trees import call_model
-from hydra_tune.graph.program import Attribute, Op, Program, Ref, attribute, leaves, program_inputs, shapes_of
-from hydra_tune.graph.tracer import Tracer, attributes_of, restore_attributes
+from hydra_tune.graph.layers import is_leaf
+from hydra_tune.graph.module_attributes import attributes_of, restore_attributes
+from hydra_tune.graph.program import FAILED_AT, Attribute, Op, Program, Ref, attribute, leaves
+from hydra_tune.graph.recorded_trees import holds_tensors
+from hydra_tune.graph.recorder import DecidesByContents, NotRecordable, Recorder
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +38,10 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 MOST_CLOSED = 24
 """Most modules that are called as a whole; each costs another recording."""
+MOST_RUNS, MOST_SECONDS = 20, 2.0
+"""A capture takes at most the time of this many runs of the model, and these seconds."""
+TOLERANCE = 1000
+"""Difference in multiples of a dtype's epsilon that is allowed to a model recorded as if it were traced."""
 
 
 @dataclass(frozen=True)
@@ -65,30 +75,115 @@ class Captured:
 def capture(model: nn.Module, pilot: Any, batches: Sequence[Any]) -> Captured:
     """Return the program of `model`, recorded with the inputs `pilot` and checked on those of `batches`.
 
-    The pilot only says what shapes come of what: a few rows will do. With no batches to check on, the program is that
-    of a model which is known from before.
+    The pilot only says what comes of what: a few rows will do. With no batches to check on, the program is that of a
+    model which is known from before.
     """
     names = _argument_names(model, pilot)
     with untouched(model):
-        opaque: set[str] = set()
-        reason = ""
-        if _draws_outside_torch(model, pilot):
+        began = time.perf_counter()
+        draws = _draws_outside_torch(model, pilot)
+        limit = MOST_SECONDS + MOST_RUNS * (time.perf_counter() - began)
+        if draws:
             reason = "its forward draws numbers from Python's or NumPy's generators, which a recording would fix"
-        while not reason:
-            program, reason, culprit = _record_both(model, names, pilot, opaque)
+        else:
+            program, reason = _Search(model, names, pilot, batches, began + limit).program()
             if program is not None:
-                reason = _difference(program, model, batches)
-                if not reason:
-                    return Captured(program, _nodes(program, model))
-                culprit = _next_to_close(model, opaque)
-            if not culprit or len(opaque) == MOST_CLOSED:
-                break
-            logger.info("module %r is not cut inside: %s", culprit, reason)
-            opaque.add(culprit)
-            reason = ""
+                return Captured(program, _nodes(program, model))
     op = _the_model(names, by_name=isinstance(pilot, Mapping))
     whole = Program(tuple(names), (op,), (op,), Ref(len(names)))
     return Captured(whole, _nodes(whole, model), whole_because=reason)
+
+
+class _Search:
+    """Looks for a program that does what the model does, with as few modules called as a whole as possible."""
+
+    def __init__(self, model: nn.Module, names: list[str], pilot: Any, batches: Sequence[Any], until: float) -> None:
+        self.model, self.names, self.pilot, self.batches, self.until = model, names, pilot, batches, until
+        self.closed: set[str] = set()
+        self.traced = False
+        """True if the model is told that it is traced: it then takes no shortcut that depends on contents."""
+        self.within: tuple[str, ...] = ()
+        """For each operation of the last recording, the innermost module in whose forward it is."""
+
+    def program(self) -> tuple[Program | None, str]:
+        """Return the program; else None, and the reason why there is none: the first that was met."""
+        first = ""
+        while True:
+            program, reason, culprit = self._recorded()
+            if program is not None:
+                reason, at = _difference(program, self.model, self.batches, exact=not self.traced)
+                if not reason:
+                    return _sendable(program)
+                culprit = _next_to_close(self.model, self.closed) if at is None else self.within[at]
+            first = first or (f"{reason} (in {culprit})" if culprit else reason)
+            if not culprit or len(self.closed) == MOST_CLOSED:
+                return None, first
+            if time.perf_counter() > self.until:
+                return None, f"{first}, and finding all modules that cannot be cut takes too long"
+            logger.info("module %r is not cut inside: %s", culprit, reason)
+            self.closed.add(culprit)
+
+    def _recorded(self) -> tuple[Program | None, str, str]:
+        """Return the program; else None, the reason, and the module to call as a whole in the next try."""
+        found: list[Recorder] = []
+        outputs: list[Any] = []
+        for training in (True, False):
+            recorder = Recorder(self.model, self.closed)
+            try:
+                with untouched(self.model), _in_mode(self.model, training), _told_traced(self.traced):
+                    outputs.append(recorder.record(self._given(), self._called))
+            except DecidesByContents as error:
+                if self.traced:
+                    return None, str(error), recorder.failed_in
+                self.traced = True
+                return self._recorded()
+            except Exception as error:  # noqa: BLE001 - user code may raise anything when it is recorded
+                return None, _in_words(error), recorder.failed_in
+            found.append(recorder)
+        one, other = found
+        unlike = _first_unlike(one.ops, other.ops)
+        if unlike is not None:
+            inside = [each.within[unlike] for each in found if unlike < len(each.within)]
+            culprit = max(inside, key=lambda name: name.count(".") + bool(name))
+            return None, "it does not take the same path in training and in evaluation", culprit
+        if list(leaves(outputs[0])) != list(leaves(outputs[1])):
+            return None, "it does not give the same outputs in training and in evaluation", ""
+        if any(isinstance(leaf, Attribute) for leaf in leaves(outputs[0])):
+            return None, "it returns one of its own parameters or buffers", ""
+        self.within = tuple(one.within)
+        return Program(tuple(self.names), tuple(one.ops), tuple(other.ops), outputs[0]), "", ""
+
+    def _given(self) -> dict[str, Any]:
+        """Return the pilot's inputs by name."""
+        pilot = self.pilot
+        values = [pilot[name] for name in self.names] if isinstance(pilot, Mapping) else pilot
+        values = values if isinstance(values, tuple | list) else [values]
+        return dict(zip(self.names, values, strict=True))
+
+    def _called(self, given: Mapping[str, Any]) -> Any:
+        return call_model(self.model, dict(given) if isinstance(self.pilot, Mapping) else tuple(given.values()))
+
+
+def _sendable(program: Program) -> tuple[Program | None, str]:
+    """Return the program if it can travel to a worker; else None, and the reason."""
+    try:
+        cloudpickle.dumps(program)
+    except Exception as error:  # noqa: BLE001 - objects of user code may raise anything
+        return None, f"its recording cannot be sent to a worker ({type(error).__name__}: {error})"
+    return program, ""
+
+
+@contextmanager
+def _told_traced(told: bool) -> Iterator[None]:
+    """Let `torch.jit.is_tracing()` say, within the block, that the model is being traced."""
+    jit: Any = torch.jit
+    original = jit.is_tracing
+    if told:
+        jit.is_tracing = lambda: True
+    try:
+        yield
+    finally:
+        jit.is_tracing = original
 
 
 def _draws_outside_torch(model: nn.Module, pilot: Any) -> bool:
@@ -117,98 +212,33 @@ def _argument_names(model: nn.Module, inputs: Any) -> list[str]:
     return [*named, *(f"input {i}" for i in range(len(named), count))][:count]
 
 
-def _record_both(model: nn.Module, names: list[str], pilot: Any, opaque: set[str]) -> tuple[Program | None, str, str]:
-    """Return the program; else None, the reason, and the module to call as a whole in the next try."""
-    found: list[tuple[tuple[Op, ...], Any]] = []
-    fixed = False
-    for training in (True, False):
-        with untouched(model), _in_mode(model, training):
-            tracer = Tracer(opaque)
-            try:
-                found.append(_translate(tracer.record(model, *_arguments(model, names, pilot)), names))
-            except Exception as error:  # noqa: BLE001 - user code may raise anything when it is recorded
-                return None, _in_words(error), tracer.failed_in
-            fixed |= tracer.depends_on_shapes
-    (ops, output), (evaluation, other) = found
-    unlike = _first_unlike(ops, evaluation)
-    if unlike is not None or output != other:
-        return None, "it does not take the same path in training and in evaluation", _next_to_close(model, opaque)
-    if any(isinstance(leaf, Attribute) for leaf in leaves(output)):
-        return None, "it returns one of its own parameters or buffers", ""
-    shapes = shapes_of(program_inputs(pilot)) if fixed else None
-    return Program(tuple(names), ops, evaluation, output, shapes=shapes), "", ""
-
-
 def _in_words(error: Exception) -> str:
-    """Say why a forward cannot be recorded; torch.fx speaks of code objects where a decorator hides the arguments."""
-    if "co_varnames" in str(error) or "after ** must be a mapping" in str(error):
-        return "its forward is wrapped by a decorator, which hides its arguments from a recording"
-    return f"{type(error).__name__}: {error}"
-
-
-def _arguments(model: nn.Module, names: list[str], pilot: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    values = [pilot[name] for name in names] if isinstance(pilot, Mapping) else pilot
-    given = dict(zip(names, values if isinstance(values, tuple | list) else [values], strict=True))
-    parameters = inspect.signature(model.forward).parameters.values()
-    defaults = {p.name: p.default for p in parameters if p.name not in given and p.default is not p.empty}
-    return given, defaults
-
-
-def _translate(graph: fx.Graph, names: Sequence[str]) -> tuple[tuple[Op, ...], Any]:
-    """Return torch.fx's graph as plain operations; parameters and buffers are named where they are used."""
-    stands_for: dict[fx.Node, Any] = {}
-    ops: list[Op] = []
-    output: Any = None
-    for node in graph.nodes:
-        args, kwargs = (fx.node.map_arg(each, stands_for.__getitem__) for each in (node.args, node.kwargs))
-        if node.op == "placeholder":
-            # Arguments that keep their defaults have a placeholder too; nothing uses it.
-            stands_for[node] = Ref(names.index(node.target)) if node.target in names else None
-        elif node.op == "get_attr":
-            stands_for[node] = Attribute(node.target)
-        elif node.op == "output":
-            output = _plain(args[0])
-        elif node.target is not torch._assert:
-            kind = {"call_module": "module", "call_method": "method", "call_function": "function"}[node.op]
-            ops.append(Op(kind, node.target, _plain(args), _plain(kwargs)))
-            stands_for[node] = Ref(len(names) + len(ops) - 1)
-    return tuple(ops), output
-
-
-def _plain(tree: Any) -> Any:
-    """Return a tree with torch.fx's immutable lists and dicts replaced by ordinary ones."""
-    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
-        return tuple(_plain(each) for each in tree)
-    if isinstance(tree, list):
-        return [_plain(each) for each in tree]
-    if isinstance(tree, Mapping):
-        return {key: _plain(each) for key, each in tree.items()}
-    return tree
+    if isinstance(error, NotRecordable):
+        return str(error)
+    return error.message if isinstance(error, HydraTuneError) else f"{type(error).__name__}: {error}"
 
 
 def _first_unlike(ops: Sequence[Op], others: Sequence[Op]) -> int | None:
-    if len(ops) != len(others):
-        return min(len(ops), len(others))
-    for index, (op, other) in enumerate(zip(ops, others, strict=True)):
+    """Return the number of the first operation that is another one, or that only one of the two has."""
+    for index, (op, other) in enumerate(zip(ops, others, strict=False)):
         if (op.kind, op.target, op.refs(), op.attributes()) != (
             other.kind, other.target, other.refs(), other.attributes()
         ):  # fmt: skip
             return index
-    return None
+    return None if len(ops) == len(others) else min(len(ops), len(others))
 
 
-def _next_to_close(model: nn.Module, opaque: set[str]) -> str:
+def _next_to_close(model: nn.Module, closed: set[str]) -> str:
     """Return the next module to call as a whole when no error names one: the deepest that is still open."""
-    tracer = fx.Tracer()
     still_open = [
         name for name, module in model.named_modules()
-        if name and not tracer.is_leaf_module(module, name) and not _inside(name, opaque)
+        if name and not is_leaf(module) and not _inside(name, closed)
     ]  # fmt: skip
     return max(still_open, key=lambda name: name.count("."), default="")
 
 
-def _inside(name: str, opaque: set[str]) -> bool:
-    return any(name == outer or name.startswith(outer + ".") for outer in opaque)
+def _inside(name: str, closed: set[str]) -> bool:
+    return any(name == outer or name.startswith(outer + ".") for outer in closed)
 
 
 def _nodes(program: Program, model: nn.Module) -> tuple[Node, ...]:
@@ -260,8 +290,13 @@ def _used_by(op: Op, model: nn.Module, first: Mapping[int, str]) -> _Used:
     return used
 
 
-def _difference(program: Program, model: nn.Module, batches: Sequence[Any]) -> str:
-    """Return in words the difference between program and model on these batches; empty if there is none."""
+def _difference(
+    program: Program, model: nn.Module, batches: Sequence[Any], *, exact: bool
+) -> tuple[str, int | None]:  # fmt: skip
+    """Return in words the difference between program and model on these batches, and the operation that fails.
+
+    The words are empty if there is no difference.
+    """
     for training in (True, False):
         # Evaluation takes the same path, by construction: a small batch shows that its constants are right too.
         for inputs in batches if training else batches[-1:]:
@@ -273,21 +308,38 @@ def _difference(program: Program, model: nn.Module, batches: Sequence[Any]) -> s
                     program.run(model, values, 0, len(program), training=training)
                     found = _left(program.outputs(values), model)
                 except Exception as error:  # noqa: BLE001 - a program that fails where the model does not is wrong
-                    return f"{type(error).__name__}: {error}"
-            if len(found) != len(expected) or not all(map(_same, found, expected)):
-                return "its recording gives other outputs"
-    return ""
+                    return _in_words(error), getattr(error, FAILED_AT, None)
+            alike = (_same(one, other, exact) for one, other in zip(found, expected, strict=False))
+            if len(found) != len(expected) or not all(alike):
+                return "its recording gives other outputs", None
+    return "", None
 
 
 def _left(outputs: Any, model: nn.Module) -> list[Any]:
     """Return the results of a run: the leaves of its outputs, and copies of the buffers."""
-    return [*tree_flatten(outputs)[0], *(buffer.clone() for buffer in model.buffers())]
+    return [*_spread(outputs), *(buffer.clone() for buffer in model.buffers())]
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.shape == other.shape and bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
-    return type(one) is type(other) and bool(one == other)
+def _spread(outputs: Any) -> Iterator[Any]:
+    """Yield the leaves of outputs, and of objects among them that have tensors as attributes."""
+    for leaf in tree_leaves(outputs):
+        if not isinstance(leaf, torch.Tensor) and holds_tensors(leaf):
+            yield type(leaf)
+            yield from _spread(list(vars(leaf).values()))
+        else:
+            yield leaf
+
+
+def _same(one: Any, other: Any, exact: bool) -> bool:
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+        return type(one) is type(other) and bool(one == other)
+    if one.shape != other.shape:
+        return False
+    one, other = one.nan_to_num(), other.nan_to_num()
+    if exact or not other.is_floating_point() or not other.numel():
+        return bool(torch.equal(one, other))
+    difference, scale = float((one - other).abs().max()), float(other.abs().max())
+    return difference <= TOLERANCE * torch.finfo(other.dtype).eps * scale
 
 
 @contextmanager

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
 
 from hydra_tune.core.errors import CandidateError, nearest
 
 HALF = torch.bfloat16
 """The 16-bit type of mixed precision; it has the exponents of float32, so gradients need no scaling."""
+FAILED_AT = "failed_at_operation"
+"""Attribute of an exception: the number of the operation that raised it."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,27 @@ class Attribute:
 
 
 @dataclass(frozen=True)
+class Built:
+    """An object with values in it, such as a model's output class or a cache, which is made anew from its parts."""
+
+    how: str
+    """`tree`: by torch's registry of containers; `fields`: a named tuple; `object`: by its attributes."""
+    kind: type
+    parts: tuple[Any, ...]
+    context: Any = None
+
+    def made(self, parts: Sequence[Any]) -> Any:
+        """Return the object with these parts."""
+        if self.how == "tree":
+            return SUPPORTED_NODES[self.kind].unflatten_fn(list(parts), self.context)
+        if self.how == "fields":
+            return self.kind(*parts)
+        made: Any = object.__new__(self.kind)
+        made.__dict__.update(zip(self.context, parts, strict=True))
+        return made
+
+
+@dataclass(frozen=True)
 class Op:
     """One call: of a module by its name, of a function, or of a value's method by its name."""
 
@@ -45,6 +68,8 @@ class Op:
     target: str | Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    grad: bool = True
+    """False for a call that the model makes without gradients."""
 
     def refs(self) -> set[int]:
         """Return the numbers of the values that it uses."""
@@ -72,22 +97,27 @@ class Program:
     """The model's output: a tree with `Ref`s in it."""
     mutated: frozenset[int] = frozenset()
     """Numbers of the values that a later operation changes in place: a shard that takes one works on a copy."""
-    shapes: tuple[tuple[int, ...], ...] | None = None
-    """Sizes of the inputs' tensors without their rows, if sizes became constants of the recording; else None."""
     mixed: bool = False
     """True if operations compute in bfloat16 under autocast, with some weights stored in 16 bits."""
 
-    def check(self, inputs: Sequence[Any]) -> None:
-        """Raise an error for inputs for which the recording may not hold."""
-        if self.shapes is not None and shapes_of(inputs) != self.shapes:
-            raise CandidateError(
-                f"a batch has inputs of sizes {shapes_of(inputs)} instead of {self.shapes}, and the model's forward "
-                "decides by sizes",
-                "give batches of one size, or use --strategy whole",
-            )
-
     def __len__(self) -> int:
         return len(self.training)
+
+    def on(self, device: torch.device) -> Program:
+        """Return the program for another device than the CPU, on which it was recorded."""
+        if device.type == "cpu":
+            return self
+
+        def there(leaf: Any) -> Any:
+            if isinstance(leaf, torch.device) and leaf.type == "cpu":
+                return device
+            return leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf
+
+        training, evaluation = (
+            tuple(replace(op, args=mapped(op.args, there), kwargs=mapped(op.kwargs, there)) for op in ops)
+            for ops in (self.training, self.evaluation)
+        )
+        return replace(self, training=training, evaluation=evaluation)
 
     def bind(self, inputs: Any) -> list[Any]:
         """Return a batch's inputs in the program's order: one value, a tuple or list by position, a dict by name."""
@@ -108,7 +138,11 @@ class Program:
         last = _last_uses(ops, range(start, stop))
         with self._computing(values):
             for index in range(start, stop):
-                values[self.value_of(index)] = _done(ops[index], model, values)
+                try:
+                    values[self.value_of(index)] = _done(ops[index], model, values)
+                except Exception as error:
+                    setattr(error, FAILED_AT, index)
+                    raise
                 for value in last.get(index, ()):
                     if value not in self._used_after(stop):
                         del values[value]
@@ -120,8 +154,6 @@ class Program:
         """Run some operations, in order; values in `keep` stay, any other is removed after its last use.
 
         `instead` has functions to call in place of some operations.
-
-        `instead` has calls that take the place of operations.
         """
         ops = self.training if training else self.evaluation
         last = _last_uses(ops, some)
@@ -182,27 +214,34 @@ def program_inputs(inputs: Any) -> list[Any]:
     return list(inputs) if isinstance(inputs, tuple | list) else [inputs]
 
 
-def shapes_of(inputs: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """Return the sizes of all tensors among the inputs, without their first dimension, the rows."""
-    return tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(list(inputs)) if isinstance(leaf, torch.Tensor))
-
-
 def fill(tree: Any, values: Mapping[int, Any], model: nn.Module | None) -> Any:
     """Return the tree with every `Ref` and `Attribute` replaced by the value that it refers to."""
-    if isinstance(tree, Ref):
-        return values[tree.value]
-    if isinstance(tree, Attribute):
-        assert model is not None
-        return attribute(model, tree.name)
+
+    def filled(leaf: Any) -> Any:
+        if isinstance(leaf, Ref):
+            return values[leaf.value]
+        if isinstance(leaf, Attribute):
+            assert model is not None
+            return attribute(model, leaf.name)
+        return leaf
+
+    return mapped(tree, filled, build=True)
+
+
+def mapped(tree: Any, change: Callable[[Any], Any], *, build: bool = False) -> Any:
+    """Return the tree with every leaf changed; with `build`, objects are made from their parts."""
+    if isinstance(tree, Built):
+        parts = tuple(mapped(each, change, build=build) for each in tree.parts)
+        return tree.made(parts) if build else replace(tree, parts=parts)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(fill(each, values, model) for each in tree))
-    if isinstance(tree, tuple | list):
-        return type(tree)(fill(each, values, model) for each in tree)
-    if isinstance(tree, Mapping):
-        return {key: fill(each, values, model) for key, each in tree.items()}
+        return type(tree)(*(mapped(each, change, build=build) for each in tree))
+    if type(tree) in (tuple, list):
+        return type(tree)(mapped(each, change, build=build) for each in tree)
+    if type(tree) is dict:
+        return {key: mapped(each, change, build=build) for key, each in tree.items()}
     if isinstance(tree, slice):
-        return slice(*(fill(each, values, model) for each in (tree.start, tree.stop, tree.step)))
-    return tree
+        return slice(*(mapped(each, change, build=build) for each in (tree.start, tree.stop, tree.step)))
+    return change(tree)
 
 
 def attribute(model: nn.Module, name: str) -> Any:
@@ -213,7 +252,8 @@ def attribute(model: nn.Module, name: str) -> Any:
 
 def _done(op: Op, model: nn.Module, values: Mapping[int, Any], instead: Callable[..., Any] | None = None) -> Any:
     args, options = fill(op.args, values, model), fill(op.kwargs, values, model)
-    return _call(op, model, args, options) if instead is None else instead(*args, **options)
+    with nullcontext() if op.grad else torch.no_grad():
+        return _call(op, model, args, options) if instead is None else instead(*args, **options)
 
 
 def _call(op: Op, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -239,9 +279,11 @@ def _last_uses(ops: Sequence[Op], some: Sequence[int]) -> dict[int, list[int]]:
 
 def leaves(tree: Any) -> Iterator[Any]:
     """Yield everything in a tree of arguments that is no container."""
-    if isinstance(tree, Mapping):
+    if isinstance(tree, Built):
+        yield from _all_leaves(tree.parts)
+    elif type(tree) is dict:
         yield from _all_leaves(tree.values())
-    elif isinstance(tree, tuple | list):
+    elif type(tree) in (tuple, list) or hasattr(tree, "_fields"):
         yield from _all_leaves(tree)
     elif isinstance(tree, slice):
         yield from _all_leaves((tree.start, tree.stop, tree.step))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from hydra_tune.graph.capture import capture, untouched
 
@@ -44,17 +45,47 @@ class Choosing(nn.Module):
         return self.second(x) if random.random() < 0.5 else self.first(x)  # type: ignore[no-any-return]
 
 
+class OfItself(nn.Module):
+    """Hands a part of itself to torch, which calls it where no recording sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.first, x, use_reentrant=True)  # type: ignore[no-any-return]
+
+
+class Attributes(nn.Module):
+    """Sets an attribute of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h: torch.Tensor = self.first(x)
+        h.data = h.data + 1
+        return h
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (Decorated, "its forward is wrapped by a decorator, which hides its arguments from a recording"),
         (Choosing, "its forward draws numbers from Python's or NumPy's generators, which a recording would fix"),
+        (OfItself, "CheckpointFunction is given a function, whose tensors a recording would not see"),
+        (Attributes, "an attribute of a tensor is set (data)"),
     ],
 )
 def test_the_reason_is_said_in_words(model: Any, said: str) -> None:
     captured = capture(model(), torch.randn(3, 4), [torch.randn(5, 4)])
     assert len(captured.nodes) == 1
     assert captured.whole_because == said
+
+
+def test_a_decorated_forward_is_recorded_inside() -> None:
+    captured = capture(Decorated(), torch.randn(3, 4), [torch.randn(5, 4)])
+    assert [node.name for node in captured.nodes] == ["first", "second"]
 
 
 def test_a_pilot_run_leaves_embeddings_as_they_were() -> None:

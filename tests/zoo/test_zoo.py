@@ -1,10 +1,12 @@
-"""Public architectures and awkward ones, tiny and in float64: in shards they end with the weights of a plain loop.
+"""Public architectures and awkward ones, tiny and in float64: in shards and in stages they end with the weights of a
+plain loop, and they are pruned and dealt out.
 
 `make test` runs a selection, `make zoo` all of them, and writes docs/models.md.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from functools import partial
@@ -16,17 +18,29 @@ import torch
 from torch.utils._pytree import tree_map
 
 import hydra_tune as ht
+from hydra_tune.core.errors import CandidateError
 from hydra_tune.core.seeds import seed_everything
 from hydra_tune.core.trees import call_model
+from hydra_tune.strategies.pipeline.strategy import Pipeline
+from hydra_tune.strategies.sparse.pruning import Pruning
+from hydra_tune.strategies.sparse.training import SparseTraining
+from hydra_tune.strategies.subnets.deal import deal
+from hydra_tune.strategies.subnets.find import find_structure
+from hydra_tune.strategies.subnets.shrink import subnet
 from hydra_tune.training.batches import epoch_order
-from tests.strategies.shard.models import SEED, finish_in_shards, in_shards, start
+from hydra_tune.training.prepared import Prepared
+from tests.strategies.pipeline.here import Here, train
+from tests.strategies.shard.models import CPU, SEED, finish_in_shards, in_shards, start
 from tests.zoo.hugging_face import HUGGING_FACE
 from tests.zoo.others import OTHERS, collate, of_loss
 
 QUICK = (
-    "GPT-2", "BERT", "T5", "ViT", "wav2vec2", "LoRA (peft, GPT-2)", "Llama, checkpointed", "nn.TransformerEncoder",
-    "seq2seq LSTM", "stochastic depth", "mixture of experts", "borrowed weights", "torch.utils.checkpoint", "U-Net",
+    "GPT-2", "Llama", "BERT", "T5", "ViT", "wav2vec2", "LoRA (peft, GPT-2)", "Llama, checkpointed",
+    "nn.TransformerEncoder", "seq2seq LSTM", "stochastic depth", "mixture of experts", "borrowed weights",
+    "torch.utils.checkpoint", "U-Net",
 )  # fmt: skip
+IN_STAGES = ("GPT-2", "Llama", "BERT", "ViT", "T5")
+"""Models that have to be cut into stages, pruned and dealt out."""
 ALL = bool(os.environ.get("HYDRA_TUNE_ZOO"))
 """True if all models are run, and the table is written."""
 NAMES = [*HUGGING_FACE, *OTHERS] if ALL else QUICK
@@ -79,30 +93,32 @@ def plain_loop(made: ht.Candidate) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def table() -> Any:
     """Writes docs/models.md at the end of a run of all models."""
-    found: dict[str, str] = {}
+    found: dict[str, dict[str, str]] = {name: {} for name in NAMES}
     yield found
-    if ALL and len(found) == len(NAMES):
-        rows = [f"| {name} | yes | {shards} |" for name, shards in found.items()]
+    if ALL and all(cells.keys() == set(COLUMNS) for cells in found.values()):
+        rows = [f"| {name} | yes | {' | '.join(cells[each] for each in COLUMNS)} |" for name, cells in found.items()]
         text = HEADER + "\n".join(rows) + "\n"
         (Path(__file__).parents[2] / "docs" / "models.md").write_text(text)
 
 
+COLUMNS = ("shard", "pipeline", "sparse", "subnets")
 HEADER = """# Models
 
-Public architectures and awkward ones, tiny, with random weights, in float64. `whole` and `shard` end with the weights
-of a plain PyTorch loop, to 1e-9, after two epochs. Shards are those of the smallest budget with which the model trains;
-in brackets that budget as a part of what `whole` takes. Models of transformers are called with labels, and their own
-loss is used.
+Public architectures and awkward ones, tiny, with random weights, in float64. `whole`, `shard` and `pipeline` end with
+the weights of a plain PyTorch loop, to 1e-9, after two epochs. Shards are those of the smallest budget with which the
+model trains; in brackets that budget as a part of what `whole` takes. Stages are those of `placer: balanced` on two
+devices. `sparse` says how many of the weights can be pruned, `subnets` what is dealt out to two of them; or the reason
+why nothing is. Models of transformers are called with labels, and their own loss is used.
 
 Written by `make zoo`.
 
-| model | whole | shard |
-|---|---|---|
+| model | whole | shard | pipeline | sparse | subnets |
+|---|---|---|---|---|---|
 """
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_model_equals_the_plain_loop(name: str, tmp_path: Path, table: dict[str, str]) -> None:
+def test_a_model_equals_the_plain_loop(name: str, tmp_path: Path, table: dict[str, dict[str, str]]) -> None:
     expected = plain_loop(built(name))
     whole = start(built(name))
     _train(whole)
@@ -114,7 +130,72 @@ def test_a_model_equals_the_plain_loop(name: str, tmp_path: Path, table: dict[st
         assert count > 1
         assert sharded.memory.peak <= sharded.memory.budget
         _compare({name: t for name, t in sharded.state()["tensors"].items() if name in expected}, expected)
-        table[name] = f"{count} ({sharded.memory.budget / whole.peak_bytes:.0%})"
+        table[name]["shard"] = f"{count} ({sharded.memory.budget / whole.peak_bytes:.0%})"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_in_stages_equals_the_plain_loop(name: str, tmp_path: Path, table: dict[str, dict[str, str]]) -> None:
+    run = Here(built(name), tmp_path, 2)
+    try:
+        trial = asyncio.run(train(run, Pipeline(microbatches=1, placer="balanced")))
+    except CandidateError as error:
+        assert name not in IN_STAGES
+        table[name]["pipeline"] = _cell(error.message)
+        return
+    expected = plain_loop(built(name))
+    _compare({key: t for key, t in run.state()["tensors"].items() if key in expected}, expected)
+    stages = trial.staged.stages
+    table[name]["pipeline"] = f"{len(stages)} stages"
+    if len({stage.device for stage in stages}) == 1:
+        assert name not in IN_STAGES
+        (note,) = [note for note in run.notes if note.startswith("all of the model is on one device: ")]
+        table[name]["pipeline"] = _cell(note.removeprefix("all of the model is on one device: "))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_is_pruned(name: str, table: dict[str, dict[str, str]]) -> None:
+    made = built(name)
+    pruning = Pruning(sparsity=0.5, mask="magnitude", dense_epochs=0, least=1, rewind=False, mixed=False)
+    try:
+        training = SparseTraining(Prepared(made, made.train, None), SEED, CPU, pruning, 0, 1)
+    except CandidateError as error:
+        assert name not in IN_STAGES
+        table[name]["sparse"] = _cell(error.message)
+        return
+    training.train_batches(len(training.batches))
+    weights = dict(training.model.named_parameters())
+    for layer in training.weights.layers:
+        assert int((weights[layer.name] != 0).sum()) <= len(layer.index)
+    share = sum(layer.weight.numel() for layer in training.weights.layers) / sum(w.numel() for w in weights.values())
+    training.weights.close()
+    table[name]["sparse"] = f"{share:.0%} of weights"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_is_dealt_out(name: str, table: dict[str, dict[str, str]]) -> None:
+    made = built(name)
+    rows = [made.train[i] for i in range(BATCH)]  # type: ignore[index]
+    inputs, targets = collate(rows)
+    try:
+        structure = find_structure(made.model, inputs, subnets=2)
+    except CandidateError as error:
+        assert name not in IN_STAGES
+        table[name]["subnets"] = _cell(error.message.removeprefix("nothing of the model can be dealt out to subnets: "))
+        return
+    tensors = {**dict(made.model.named_parameters()), **dict(made.model.named_buffers())}
+    for dealt in deal(structure, 2, seed=0, turn=0):
+        part = subnet(made.model, structure, dealt, tensors)
+        made.loss(call_model(part, inputs), targets).backward()
+        sizes = {key: p.numel() for key, p in part.named_parameters()}
+        assert sum(sizes.values()) < sum(p.numel() for p in made.model.parameters())
+        assert all(bool(torch.isfinite(p.grad).all()) for p in part.parameters() if p.grad is not None)
+    table[name]["subnets"] = ", ".join(f"{count} {kind}" for kind, count in structure.kinds().items())
+
+
+def _cell(reason: str) -> str:
+    """A reason as it stands in the table: its beginning."""
+    text = " ".join(reason.replace("|", "/").split())
+    return text if len(text) <= 120 else text[:117] + "..."
 
 
 def _train(whole: Any) -> None:

@@ -8,7 +8,7 @@ from hydra_tune.core.errors import HydraTuneError
 from hydra_tune.graph.placement.links import link
 from hydra_tune.strategies.estimate import Epoch, Estimate, Look, refused
 from hydra_tune.strategies.pipeline.microbatches import microbatches_for
-from hydra_tune.strategies.pipeline.prepare import lay_out, most_on_a_device
+from hydra_tune.strategies.pipeline.prepare import lay_out, most_on_a_device, why_uncut
 from hydra_tune.strategies.pool import Pool
 from hydra_tune.strategies.shard.prepare import examine, with_evaluation
 
@@ -22,14 +22,19 @@ def estimate(look: Look, pool: Pool) -> Estimate:
         if count == 1:
             return refused("pipeline", f"only {warning or 'one row a batch'}; all devices but one would wait")
         staged = _staged(look, pool, count)
+        if isinstance(staged, str):
+            return refused("pipeline", staged)
     except HydraTuneError as error:  # no room on the devices, or a loss that cannot be divided
         return refused("pipeline", str(error))
     return from_stages(staged, look.epoch, pool, fetch_seconds=look.fetch_seconds)
 
 
-def _staged(look: Look, pool: Pool, count: int) -> StagedCosts:
+def _staged(look: Look, pool: Pool, count: int) -> StagedCosts | str:
+    """Return the costs, or the reason why the model cannot be cut."""
     rows = -(-look.training.batches.rows_at(0) // count)
     prospect = with_evaluation(examine(look.training, look.profiles, rows), look.training, rows)
+    if why := why_uncut(prospect):
+        return why
     way = link(look.profiles, look.directory.parent).seconds
     laid = lay_out(prospect, pool.devices, [pool.memory] * pool.devices, count, "1f1b", "best", way)
     made_on = {value: stage.device for stage in laid.stages for value in stage.gives}

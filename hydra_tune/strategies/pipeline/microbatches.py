@@ -113,14 +113,53 @@ def _check(training: Training, count: int) -> None:
             pieces = [call_model(model, some_rows(inputs, rows, start, stop)) for start, stop in parts]
         except Exception as error:
             raise _Differs(f"the model cannot take a part of a batch ({type(error).__name__}: {error})") from error
-    for piece, (start, stop) in zip(pieces, parts, strict=True):
-        if not _alike(piece, some_rows(whole, rows, start, stop)):
-            raise _Differs("the model gives rows other outputs in another batch")
+        for piece, (start, stop) in zip(pieces, parts, strict=True):
+            if not _alike(_with_rows(piece, whole, rows), some_rows(_with_rows(whole, whole, rows), rows, start, stop)):
+                raise _Differs("the model gives rows other outputs in another batch")
+        if any(not _has_rows(leaf, rows) for leaf in tree_leaves(whole)):
+            _check_inside(training, inputs, targets, parts)
     _check_loss(training, whole, targets, parts)
     if draws:
         raise _Differs("the model draws random numbers, such as for dropout", bearable=True)
     if changes:
         raise _Differs("the model's forward changes buffers, as batch-norm does", bearable=True)
+
+
+def _has_rows(leaf: Any, rows: int) -> bool:
+    return not isinstance(leaf, torch.Tensor) or (leaf.dim() > 0 and len(leaf) == rows)
+
+
+def _with_rows(outputs: Any, whole: Any, rows: int) -> list[Any]:
+    """Return those leaves of outputs that in the whole batch's outputs have its rows."""
+    return [one for one, other in zip(tree_leaves(outputs), tree_leaves(whole), strict=True) if _has_rows(other, rows)]
+
+
+def _check_inside(training: Training, inputs: Any, targets: Any, parts: list[tuple[int, int]]) -> None:
+    """Raise if a model that gives more than rows, such as a loss of its own, has other gradients in parts."""
+    rows, model = parts[-1][1], training.model
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def learned(start: int, stop: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        with torch.enable_grad():
+            outputs = call_model(model, some_rows(inputs, rows, start, stop))
+            loss = training.candidate.loss(outputs, some_rows(targets, rows, start, stop)) * ((stop - start) / rows)
+            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        filled = (torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True))
+        return loss.detach(), [each.detach().flatten() for each in filled]
+
+    whole, expected = learned(0, rows)
+    losses, gradients = zip(*(learned(start, stop) for start, stop in parts), strict=True)
+    cut = torch.stack(losses).sum()
+    found = torch.cat([torch.stack(each).sum(0) for each in zip(*gradients, strict=True)])
+    if not _alike(cut, whole) or not _alike(found, torch.cat(expected)):
+        raise _Differs(_no_mean(len(parts), cut, whole))
+
+
+def _no_mean(count: int, cut: torch.Tensor, whole: torch.Tensor) -> str:
+    return (
+        f"the loss of {count} micro-batches, weighted by rows, is {float(cut):.9g} instead of {float(whole):.9g}, or "
+        "has other gradients: it is no mean over rows"
+    )
 
 
 def _check_loss(training: Training, outputs: Any, targets: Any, parts: list[tuple[int, int]]) -> None:
@@ -146,10 +185,7 @@ def _check_loss(training: Training, outputs: Any, targets: Any, parts: list[tupl
         raise _Differs(f"the loss cannot take a part of a batch ({type(error).__name__}: {error})") from error
     whole, cut = whole.detach(), cut.detach()
     if not _alike(cut, whole) or not _alike(list(found), list(expected)):
-        raise _Differs(
-            f"the loss of {len(parts)} micro-batches, weighted by rows, is {float(cut):.9g} instead of "
-            f"{float(whole):.9g}, or has other gradients: it is no mean over rows"
-        )
+        raise _Differs(_no_mean(len(parts), cut, whole))
 
 
 def _alike(found: Any, expected: Any) -> bool:

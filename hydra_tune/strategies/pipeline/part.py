@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from hydra_tune.core.metric_value import as_number
 from hydra_tune.core.random_state import RandomState
 from hydra_tune.core.tensor_memory import TensorBytes
 from hydra_tune.core.trees import move, some_rows
-from hydra_tune.graph.program import program_inputs
 from hydra_tune.spill.store import SpillFiles
 from hydra_tune.strategies.pipeline.halves import Halves, is_plain
 from hydra_tune.strategies.pipeline.handover import Handover
@@ -74,7 +73,7 @@ class Part:
     """The stages of one trial on one device."""
 
     def __init__(self, kit: PipelineKit, index: int, device: torch.device, files: SpillFiles, directory: Path) -> None:
-        self.kit = kit
+        self.kit = kit = replace(kit, program=kit.program.on(device))
         self.index = index
         self.device = device
         self.model: nn.Module = kit.candidate.model
@@ -141,7 +140,6 @@ class Part:
     def _make(self, epoch: int, position: int) -> _Made:
         self.share.random.restore(self.device)
         inputs, targets = move(self.batches.fetch(epoch, position), self.device)
-        self.kit.program.check(program_inputs(inputs))
         return _Made(epoch, position, inputs, targets, RandomState.capture(self.device))
 
     def fetch_valid(self, position: int, lane: int, random: Random) -> Fetched:
@@ -154,7 +152,6 @@ class Part:
         self._evaluation.restore(self.device)
         inputs, targets = move(self.valid.fetch(0, position), self.device)
         self._evaluation = RandomState.capture(self.device)
-        self.kit.program.check(program_inputs(inputs))
         after = as_random(self._evaluation) if random is not None else None
         return Fetched([self._admit(lane, inputs, targets)], after)
 

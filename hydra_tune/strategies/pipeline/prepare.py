@@ -110,6 +110,35 @@ def _chosen(found: Sequence[LaidOut], trials: int) -> LaidOut:
     return min(quick, key=lambda each: (max(each.prediction.busy), each.prediction.seconds))
 
 
+def why_one_device(prospect: Prospect, layout: LaidOut) -> str:
+    """Say why all stages are on one device; empty if they are not."""
+    if len({stage.device for stage in layout.stages}) > 1:
+        return ""
+    why = why_uncut(prospect)
+    if why:
+        return f"all of the model is on one device: {why}"
+    return (
+        f"all of the model is on one device, where a step is predicted to take no longer ({layout.placer}); "
+        "placer: balanced divides it in any case"
+    )
+
+
+def why_uncut(prospect: Prospect) -> str:
+    """Say why a model cannot be cut into stages; empty if it can."""
+    recorded = prospect.recorded
+    if recorded.whole_because:
+        return f"the model cannot be cut into stages, as {recorded.whole_because}"
+    if len(recorded.nodes) == 1:
+        return "the model has a single layer with parameters"
+    atoms = atoms_of(prospect.profile)
+    if len(atoms) == 1:
+        return "the model can be cut nowhere, as values that it changes in place, or buffers, are used on both sides"
+    groups = groups_of(recorded, atoms, buffers=prospect.profile.changes_buffers)
+    if any(len(group) == len(atoms) for group in groups):
+        return "the model can be cut nowhere, as its layers share parameters"
+    return ""
+
+
 def fewest_devices(prospect: Prospect, room: int, microbatches: int, order: str) -> int | None:
     """Return the number of devices with this much room that the model needs in contiguous shares, or None."""
     atoms = atoms_of(prospect.profile)

@@ -7,7 +7,7 @@ clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -230,17 +230,53 @@ def _by_device(program: Program, where: Mapping[int, int], pieces: Sequence[list
         run += piece
         if leaves.intersection(piece):
             open_run.pop(device)
-    return _sorted(program, runs)
+    return _joined(program, _sorted(program, runs), where)
+
+
+def _joined(program: Program, runs: list[list[int]], where: Mapping[int, int]) -> list[list[int]]:
+    """Join runs of one device where that delays nobody.
+
+    A run ends where a value goes to another device. If whoever takes it must wait for the device's next run too, as
+    for the caches of all layers that a language model returns, and that run waits for nothing more, both can be one.
+    """
+    found = next(_joinable(program, runs, where), None)
+    while found is not None:
+        first, second = found
+        others = [run for index, run in enumerate(runs) if index not in found]
+        runs = _sorted(program, [*others, sorted(runs[first] + runs[second])])
+        found = next(_joinable(program, runs, where), None)
+    return runs
+
+
+def _joinable(
+    program: Program, runs: Sequence[list[int]], where: Mapping[int, int]
+) -> Iterator[tuple[int, int]]:  # fmt: skip
+    """Yield pairs of runs that follow each other on one device and can be one."""
+    device = [where[run[0]] for run in runs]
+    direct = _waits(program, runs)
+    needs: list[set[int]] = []
+    for own in direct:  # in topological order
+        needs.append(own.union(*(needs[other] for other in own)))
+    for first, second in _neighbours(device):
+        takers = [run for run, own in enumerate(direct) if first in own and device[run] != device[first]]
+        if needs[second] <= needs[first] | {first} and all(second in needs[run] for run in takers):
+            yield first, second
+
+
+def _neighbours(device: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the pairs of runs that follow each other on one device."""
+    latest: dict[int, int] = {}
+    pairs: list[tuple[int, int]] = []
+    for index, own in enumerate(device):
+        if own in latest:
+            pairs.append((latest[own], index))
+        latest[own] = index
+    return pairs
 
 
 def _sorted(program: Program, runs: list[list[int]]) -> list[list[int]]:
     """Sort the runs so that each comes after those it takes values from."""
-    first = program.value_of(0)
-    run_of = {op: index for index, run in enumerate(runs) for op in run}
-    waits = [
-        {run_of[value - first] for value in _used(program, run) if value >= first} - {index}
-        for index, run in enumerate(runs)
-    ]
+    waits = _waits(program, runs)
     done: list[int] = []
     left = list(range(len(runs)))
     while left:
@@ -248,6 +284,16 @@ def _sorted(program: Program, runs: list[list[int]]) -> list[list[int]]:
         done.append(ready)
         left.remove(ready)
     return [runs[index] for index in done]
+
+
+def _waits(program: Program, runs: Sequence[Sequence[int]]) -> list[set[int]]:
+    """Return for each run those that it takes values from."""
+    first = program.value_of(0)
+    run_of = {op: index for index, run in enumerate(runs) for op in run}
+    return [
+        {run_of[value - first] for value in _used(program, run) if value >= first} - {index}
+        for index, run in enumerate(runs)
+    ]
 
 
 def _ops(nodes: Sequence[Node], atom: Atom) -> range:

@@ -24,7 +24,7 @@ from hydra_tune.strategies.epochs import Saved
 from hydra_tune.strategies.pipeline.kit import PipelineKit
 from hydra_tune.strategies.pipeline.microbatches import microbatches_for
 from hydra_tune.strategies.pipeline.part import Part
-from hydra_tune.strategies.pipeline.prepare import LaidOut, files_of, lay_out, make_kit, merged
+from hydra_tune.strategies.pipeline.prepare import LaidOut, files_of, lay_out, make_kit, merged, why_one_device
 from hydra_tune.strategies.pipeline.staged import Fetched, Forwarded, Judged, Random, Sent, Staged, Wanted
 from hydra_tune.strategies.shard.exchange import put_together, take_apart
 from hydra_tune.strategies.shard.forms import Form
@@ -96,6 +96,7 @@ def stage(
     except PlacementInfeasible as error:
         raise DoesNotFit(f"{error} (train it in shards with --strategy shard)") from error
     kit = make_kit(prospect, layout.stages, wanted.capacity, prepared, training)
+    warning = "; ".join(filter(None, (warning, why_one_device(prospect, layout))))
     laid = LaidDown(kit, layout, training.state(), count, loaded.notes, warning, judged_at_random)
     return lay_down(context, attempt, number, laid)
 

@@ -9,7 +9,7 @@ change between epochs, the masked network can be trained on its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from hydra_tune.core.errors import CandidateError, nearest
+from hydra_tune.graph.layers import is_conv1d
 
 Masks = dict[str, torch.Tensor]
 
@@ -30,11 +31,12 @@ _KEPT_DENSE = (nn.Embedding, nn.EmbeddingBag)
 def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the weights pruned by default: trainable matrices and filters of linear, convolution, attention."""
 
-    def owned_by(kinds: tuple[type[nn.Module], ...]) -> set[int]:
-        owners = [module for module in model.modules() if isinstance(module, kinds)]
+    def owned_by(owns: Callable[[nn.Module], bool]) -> set[int]:
+        owners = filter(owns, model.modules())
         return {id(parameter) for module in owners for parameter in module.parameters(recurse=False)}
 
-    chosen = owned_by(_PRUNED) - owned_by(_KEPT_DENSE)
+    chosen = owned_by(lambda module: isinstance(module, _PRUNED) or is_conv1d(module))
+    chosen -= owned_by(lambda module: isinstance(module, _KEPT_DENSE))
     return {
         name: parameter
         for name, parameter in model.named_parameters()

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hydra_tune.core.random_state import RandomState
 from hydra_tune.core.seeds import seed_everything
@@ -35,6 +36,15 @@ from hydra_tune.training.prepared import Prepared
 from hydra_tune.training.progress import Diverged, Progress
 
 
+def parts_of(rows: int, replicas: int, *, in_pairs: bool) -> list[tuple[int, int]]:
+    """Return first and end row of each replica's part of a batch; `in_pairs` leaves no replica a single row of several.
+
+    Batch-norm cannot take one row, so some replicas then have none.
+    """
+    count = min(replicas, rows // 2) if in_pairs and rows > 1 else replicas
+    return [*bounds(rows, count), *[(rows, rows)] * (replicas - count)]
+
+
 class SparseTraining(Training):
     """One replica of a candidate in training."""
 
@@ -44,6 +54,7 @@ class SparseTraining(Training):
         super().__init__(prepared.candidate, prepared.train, prepared.valid, seed, device)
         self.seed, self.rank, self.size = seed, rank, size
         self.pruning = pruning
+        self.normed = any(isinstance(module, _BatchNorm) for module in self.model.modules())
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self.parts = OptimizerParts.of(self.optimizer, names)
         check_candidate(self.model, self.optimizer)
@@ -128,7 +139,7 @@ class SparseTraining(Training):
     def _train_batch(self) -> None:
         candidate = self.candidate
         rows = self.batches.rows_at(self.batch)
-        start, stop = bounds(rows, self.size)[self.rank]
+        start, stop = parts_of(rows, self.size, in_pairs=self.normed)[self.rank]
         inputs, targets = move(self.batches.fetch(self.epoch, self.batch), self.device)
         after = self.batch + 1
         stepping = after % candidate.accumulate == 0 or after == len(self.batches)

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from hydra_tune.core.errors import CandidateError
 from hydra_tune.core.trees import call_model
 from hydra_tune.graph.capture import Captured, capture, untouched
+from hydra_tune.strategies.subnets.attention import attentions
 from hydra_tune.strategies.subnets.blocks import blocks
 from hydra_tune.strategies.subnets.deal import deal
 from hydra_tune.strategies.subnets.heads import heads, units
@@ -47,10 +48,14 @@ def find_structure(model: nn.Module, pilot: Any, subnets: int, how: str = "auto"
 
 def _by_width(model: nn.Module, captured: Captured, pilot: Any) -> tuple[list[Group], str]:
     """Return the groups, and the reason why there are not more."""
-    neurons = Neurons(model, captured.program, _sizes(model, captured, pilot))
+    sizes = _sizes(model, captured, pilot)
+    neurons = Neurons(model, captured.program, sizes)
     found = neurons.groups()
     for name, module in model.named_modules():
         found += [group for group in (heads(name, module), units(name, module)) if group is not None]
+    known = {cut.parameter for group in found for cut in group.cuts}
+    others = attentions(model, captured.program, sizes, pilot)
+    found += [group for group in others if not any(cut.parameter in known for cut in group.cuts)]
     closed = [f"the outputs of {name!r} belong to all, as {why}" for name, why in neurons.closed().items()]
     return found, captured.whole_because or "; ".join(closed[:3]) or "it has no hidden layers"
 

@@ -18,7 +18,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hydra_tune.graph.layers import is_activation, is_conv1d
 from hydra_tune.graph.program import Op, Program, Ref
+from hydra_tune.graph.sizes import counted, decided, pinned
 from hydra_tune.strategies.subnets.structure import Cut, Group
 
 _DENSE = (nn.Linear,)
@@ -38,9 +40,11 @@ _FUNCTIONS = {
     torch.sigmoid, F.tanh, F.sigmoid, F.relu6, F.selu,
 }  # fmt: skip
 _METHODS = {"relu", "relu_", "tanh", "sigmoid", "contiguous", "clone"}
+_SIZES = {"size", "numel", counted, decided, pinned}
+"""Operations that only ask for a size."""
 _POOL_FUNCTIONS = {F.max_pool1d, F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d}
 _SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
-_PRODUCTS = {operator.mul, operator.truediv, torch.mul, torch.div}
+_PRODUCTS = {operator.mul, operator.truediv, torch.mul, torch.div, "mul", "mul_", "div", "div_", "__rmul__"}
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,12 @@ class Neurons:
 
     def groups(self) -> list[Group]:
         """Return the groups that can be dealt out."""
-        usable = {name: group for name, group in self.open.items() if not group.closed and group.taken}
+        first = {id(group): name for name, group in reversed(self.open.items())}
+        usable = {
+            name: group
+            for name, group in self.open.items()
+            if not group.closed and group.taken and first[id(group)] == name
+        }
         return [Group(name, g.kind, g.width, tuple(g.cuts)) for name, g in usable.items()]
 
     def closed(self) -> dict[str, str]:
@@ -95,12 +104,30 @@ class Neurons:
 
     def _follow(self, op: Op, value: int) -> _Flow | None:
         """Return the position of a group's members in an operation's result."""
-        known = self._through(op, value)
+        if op.target in _SIZES:
+            return None
+        known = self._gated(op) or self._through(op, value)
         if known is None:
             for ref in op.refs():
                 self._close(ref, f"{op.label} mixes them")
             return None
         return known[0]
+
+    def _gated(self, op: Op) -> tuple[_Flow] | None:
+        """Join the groups of two layers whose outputs are multiplied, such as a gate and what it lets through."""
+        if op.target not in _PRODUCTS or len(op.args) != 2 or not all(isinstance(each, Ref) for each in op.args):
+            return None
+        one, other = (self.flows.get(each.value) for each in op.args)
+        if one is None or other is None or (one.dim, one.inner) != (other.dim, other.inner):
+            return None
+        kept, joined = self.open[one.group], self.open[other.group]
+        if kept is not joined:
+            if (kept.kind, kept.width) != (joined.kind, joined.width):
+                return None
+            kept.cuts += joined.cuts
+            kept.closed, kept.taken = kept.closed or joined.closed, kept.taken or joined.taken
+            self.open[other.group] = kept
+        return (one,)
 
     def _through(self, op: Op, value: int) -> tuple[_Flow | None] | None:
         """Return the flow in the result, in a tuple; None for an unknown operation."""
@@ -124,7 +151,7 @@ class Neurons:
 
     def _module(self, name: str, flow: _Flow | None, source: int, value: int) -> tuple[_Flow | None] | None:
         module = self.model.get_submodule(name)
-        if isinstance(module, _ONE_BY_ONE):
+        if is_one_by_one(module):
             return (flow,)
         if isinstance(module, _POOLS):
             return (flow,) if flow is None or flow.dim == 1 else None
@@ -133,7 +160,7 @@ class Neurons:
         if self._calls[name] > 1 or not self._is_own(name, module):
             return None
         last = len(self.shapes[source]) - 1
-        if isinstance(module, _DENSE):
+        if is_dense(module):
             return self._layer(name, "neurons", last, flow, value)
         if isinstance(module, _CONVOLUTIONS) and module.groups == 1:
             return self._layer(name, "filters", 1, flow, value)
@@ -149,17 +176,19 @@ class Neurons:
 
     def _layer(self, name: str, kind: str, dim: int, flow: _Flow | None, value: int) -> tuple[_Flow | None] | None:
         """Cut the columns of a layer by its input's group, and open a group for its outputs."""
+        out = 1 if is_conv1d(self.model.get_submodule(name)) else 0
         if flow is not None:
             if flow.dim != dim:
                 return None
             taken = self.open[flow.group]
             taken.taken = True
-            taken.cuts.append(Cut(f"{name}.weight", 1, 1, flow.inner, scaled=not self._normalised(value)))
-        dim = len(self.shapes[value]) - 1 if kind == "neurons" else 1
-        width = self.shapes[value][dim]
-        cuts = [Cut(f"{name}.{own}", 0) for own in ("weight", "bias") if f"{name}.{own}" in self._tensors]
+            taken.cuts.append(Cut(f"{name}.weight", 1 - out, 1, flow.inner, scaled=not self._normalised(value)))
+        at = len(self.shapes[value]) - 1 if kind == "neurons" else 1
+        width = self.shapes[value][at]
+        owned = [(own, out if own == "weight" else 0) for own in ("weight", "bias")]
+        cuts = [Cut(f"{name}.{own}", dim) for own, dim in owned if f"{name}.{own}" in self._tensors]
         self.open[name] = _Open(kind, width, cuts)
-        return (_Flow(name, dim),)
+        return (_Flow(name, at),)
 
     def _norm(self, name: str, module: nn.Module, flow: _Flow | None) -> tuple[_Flow | None]:
         """Cut a norm's parameters, which have one entry per member."""
@@ -207,4 +236,9 @@ def is_sum(op: Op) -> bool:
 
 def is_one_by_one(module: Any) -> bool:
     """True if the module is elementwise."""
-    return isinstance(module, _ONE_BY_ONE)
+    return isinstance(module, _ONE_BY_ONE) or is_activation(module)
+
+
+def is_dense(module: nn.Module) -> bool:
+    """True if the module is a dense layer, of torch or of transformers."""
+    return isinstance(module, _DENSE) or is_conv1d(module)

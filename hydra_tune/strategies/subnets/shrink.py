@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
+from hydra_tune.graph.layers import is_conv1d
+from hydra_tune.strategies.subnets.attention import adapt_heads
 from hydra_tune.strategies.subnets.deal import Dealt, take
 from hydra_tune.strategies.subnets.heads import HasHeads, SomeHeads
 from hydra_tune.strategies.subnets.structure import Structure
@@ -40,6 +43,11 @@ def _adapt(module: nn.Module, structure: Structure, dealt: Dealt, name: str) -> 
         module.num_heads = len(dealt[name])
     elif name in dealt and isinstance(module, HasHeads):
         module.keep_heads(len(dealt[name]))
+    elif (group := structure.heads_of(name)) is not None:
+        adapt_heads(module, group, len(dealt[name]))
+    elif is_conv1d(module):
+        dense: Any = module
+        dense.nx, dense.nf = dense.weight.shape
     elif isinstance(module, nn.Linear):
         module.out_features, module.in_features = module.weight.shape
     elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and module.groups == 1:

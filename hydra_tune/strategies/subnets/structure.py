@@ -80,6 +80,10 @@ class Structure:
             found[group.kind] = found.get(group.kind, 0) + group.width
         return found
 
+    def heads_of(self, module: str) -> Group | None:
+        """Return the heads of an attention module, or None."""
+        return next((group for group in self.groups if group.kind == "heads" and group.name == module), None)
+
     def block_groups(self) -> Iterator[Group]:
         return (group for group in self.groups if group.modules)
 

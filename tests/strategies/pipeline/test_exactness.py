@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import hydra_tune as ht
 from hydra_tune.engine.unit import Failure, TrialEnded, UnitFailed, UnitResult
+from hydra_tune.strategies.pipeline import prepare as layouts
 from hydra_tune.strategies.pipeline.prepare import most_on_a_device
 from hydra_tune.strategies.pipeline.strategy import InStages, Pipeline
 from hydra_tune.strategies.shard import prepare
@@ -197,7 +198,13 @@ def test_every_schedule_and_accumulation(schedule: str, tmp_path: Path) -> None:
     check_net("mlp", tmp_path, fields=fields, microbatches=2, placer="balanced")
 
 
-def test_branches_run_on_different_devices(tmp_path: Path) -> None:
+def in_turn(_prospect: Any, atoms: Any, capacity: Any, *_rest: Any) -> list[int]:
+    """Atoms go to devices in turn, so that each has several stages."""
+    return [index % len(capacity) for index in range(len(atoms))]
+
+
+def test_branches_run_on_different_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "_placed", in_turn)
     _, trial = check_net("inception", tmp_path, fields={"epochs": 1}, microbatches=2, placer="m-topo")
     assert len(trial.staged.stages) > 2
 

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 import hydra_tune.strategies.pipeline.part as part
+import hydra_tune.strategies.pipeline.prepare as layouts
 from hydra_tune.engine.jobs import Load
 from hydra_tune.graph.capture import capture
 from hydra_tune.strategies.pipeline.halves import Halves, is_plain
 from hydra_tune.strategies.pipeline.strategy import Pipeline
 from tests.strategies.pipeline.here import Here, train
-from tests.strategies.pipeline.test_exactness import check_net, net, pipelined
+from tests.strategies.pipeline.test_exactness import check_net, in_turn, net, pipelined
 from tests.strategies.shard.models import assert_same, candidate, finish, start
 
 
@@ -179,7 +180,8 @@ def test_the_last_micro_batch_of_a_step_is_in_halves_once_it_is_known_what_there
     assert waiting == [False] * measured + [roomy] * (steps - measured)
 
 
-def test_a_device_with_several_stages_goes_back_at_once(tmp_path: Path) -> None:
+def test_a_device_with_several_stages_goes_back_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "_placed", in_turn)
     run, trial = check_net("inception", tmp_path, fields={"epochs": 1}, microbatches=2, placer="m-topo")
     on = [stage.device for stage in trial.staged.stages]
     assert all(on.count(stage.device) == 1 for stage in trial.staged.stages if stage.later)

@@ -302,3 +302,30 @@ def test_what_is_laid_out_for_a_device_fits_it(order: str, tmp_path: Path) -> No
             break
     assert lacking > 0
     assert room < 2_900_000, "it was laid out at last"
+
+
+class Gates(Layers):
+    """Decides by what is in a tensor."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return self.head(torch.tanh(self.b(h) if h.sum() > 0 else self.c(h)))
+
+
+@pytest.mark.parametrize(
+    ("model", "placer", "said"),
+    [
+        (Gates, "balanced", "the model cannot be cut into stages, as a decision of a tensor's contents"),
+        (lambda: nn.Linear(6, CLASSES), "balanced", "the model has a single layer with parameters"),
+        (plain_net, "m-topo", None),
+    ],
+    ids=["decides", "one layer", "cut"],
+)
+def test_a_trial_on_one_device_says_why(model: Any, placer: str, said: str | None, tmp_path: Path) -> None:
+    run, trial = check(made(model, epochs=1), tmp_path, placer=placer)
+    devices = {stage.device for stage in trial.staged.stages}
+    if said is None:
+        assert len(devices) == 2 or "placer: balanced divides it in any case" in run.notes[0]
+    else:
+        assert devices == {0} or devices == {1}
+        assert run.notes == [f"all of the model is on one device: {said}"]

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import hydra_tune as ht
 from hydra_tune.strategies.sparse.pruning import Pruning
-from hydra_tune.strategies.sparse.training import SparseTraining
+from hydra_tune.strategies.sparse.training import SparseTraining, parts_of
 from hydra_tune.training.prepared import Prepared
 from tests.candidates import rows
 
@@ -35,3 +35,29 @@ def test_weights_that_are_kept_are_those_that_were_judged(rewind: bool):
     assert all(torch.equal(tensor, judged[name]) for name, tensor in training.kept.items())
     training.look_for_mask()
     assert training.account().phase == "sparse"
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_no_replica_gets_one_row_of_several_for_batch_norm(rows: int, replicas: int):
+    parts = parts_of(rows, replicas, in_pairs=True)
+    sizes = [stop - start for start, stop in parts]
+    assert len(parts) == replicas
+    assert sum(sizes) == rows
+    assert 1 not in sizes or rows == 1
+    assert all(start <= stop for start, stop in parts)
+    assert max(size - min(filter(None, sizes)) for size in sizes) <= 1
+
+
+def test_the_replicas_of_a_net_with_batch_norm_train_on_a_batch_of_three_rows():
+    candidate = ht.Candidate(
+        model=nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double(), loss=F.cross_entropy,
+        optimizer=partial(torch.optim.AdamW, lr=0.01), train=rows(3), batch_size=3, epochs=1,
+    )  # fmt: skip
+    pruning = Pruning(sparsity=0.5, mask="magnitude", dense_epochs=0)
+    training = SparseTraining(Prepared(candidate, rows(3), None), 3, torch.device("cpu"), pruning, 0, 2)
+    assert training.normed
+    training.weights.replicas = 1  # no process group here
+    training._train_batch()
+    assert training.loss_rows == 3
+    training.weights.close()
