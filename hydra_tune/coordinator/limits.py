@@ -57,9 +57,17 @@ class Limits:
         """True if a study that has this many trials, ended and in flight, may get one more."""
         return trials < self.trials and not self.out_of_time() and not self._failures.gave_up
 
-    def has_room(self, running: int) -> bool:
+    def has_room(self, running: int, ended: int) -> bool:
         """True if one more trial may begin; while the machine is short of memory, only when none runs."""
-        return running < self.at_once and not (running and is_low())
+        # Else the last trial would be alone on one device, while the others are idle.
+        among_the_last = self._takes_turns and self.trials - ended - running <= self._devices
+        return (running < self.at_once or among_the_last) and not (running and is_low())
+
+    @property
+    def _takes_turns(self) -> bool:
+        """True if trials take turns on devices, so that more of them than usual cost no more memory."""
+        strategy, chosen = self._strategy, self._settings.concurrency is not None
+        return strategy.builds_apart and not (strategy.spans_devices or strategy.gangs or chosen)
 
     def look_again(self, finished: int, running: int) -> float | None:
         """Return the seconds until the next check for free memory; None if no trial is held back."""
@@ -69,7 +77,7 @@ class Limits:
     def rivals(self, finished: int, running: int) -> int:
         """Return the number of trials that want devices: those in flight, and those to come as far as there is room."""
         to_come = max(0, self.trials - finished - running) if self.may_ask(0) else 0
-        return min(self.at_once, running + to_come)
+        return min(max(self.at_once, running), running + to_come)
 
     def refusal(self, total: int) -> str:
         """Return the reason why the study cannot have `total` trials; empty if it can."""

@@ -69,7 +69,7 @@ class TrialLoop:
         self._limits.begin()
         try:
             while not self._stop.is_set():
-                while self._limits.has_room(len(running)) and (waiting or self._may_ask()):
+                while self._limits.has_room(len(running), self._ended) and (waiting or self._may_ask()):
                     asked = waiting.pop(0) if waiting else await self._study.ask()
                     running.add(asyncio.create_task(self._run_trial(asked), name=f"trial {asked.number}"))
                 if not running:
@@ -114,9 +114,13 @@ class TrialLoop:
         """Wait until the ends of all trials are announced."""
         await asyncio.gather(*self._announcements)
 
+    @property
+    def _ended(self) -> int:
+        """Number of ended trials that count for the study's total."""
+        return self.finished + self._limits.counted(self._study.elsewhere)
+
     def _may_ask(self) -> bool:
-        ended = self.finished + self._limits.counted(self._study.elsewhere)
-        return not self._study.ended_by_optuna and self._limits.may_ask(ended + len(self._running))
+        return not self._study.ended_by_optuna and self._limits.may_ask(self._ended + len(self._running))
 
     async def _run_trial(self, asked: Asked) -> None:
         self._display.trial_started(asked.number)
