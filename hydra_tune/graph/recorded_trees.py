@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from hydra_tune.graph.program import Op, Ref, mapped
 from hydra_tune.graph.sizes import Number, Size, plain
+
+MOST_OBJECTS, DEEPEST = 10_000, 4
+"""Objects that are looked into for tensors, and how deep inside each other."""
 
 
 def contents_of(tensor: torch.Tensor) -> list[Any]:
@@ -46,17 +50,22 @@ def has_tensors(tree: Any) -> bool:
     return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(tree))
 
 
-def holds_tensors(thing: Any, depth: int = 0) -> bool:
-    """True if an object of a class of its own has tensors among its attributes, as a cache has."""
-    if isinstance(thing, torch.Tensor | Size | Number):
-        return True
-    if depth > 4 or isinstance(thing, nn.Module | type) or callable(thing):
-        return False
-    if isinstance(thing, tuple | list):
-        return any(holds_tensors(each, depth + 1) for each in thing)
-    if isinstance(thing, Mapping):
-        return any(holds_tensors(each, depth + 1) for each in thing.values())
-    return any(holds_tensors(each, depth + 1) for each in getattr(thing, "__dict__", {}).values())
+def holds_tensors(thing: Any) -> bool:
+    """True if an object is a tensor or recorded number, or has some inside, as a cache has among its attributes."""
+    waiting, seen = [(thing, 0)], set[int]()
+    while waiting and len(seen) < MOST_OBJECTS:
+        each, depth = waiting.pop()
+        if isinstance(each, torch.Tensor | Size | Number):
+            return True
+        if id(each) in seen or depth > DEEPEST or isinstance(each, nn.Module | type | ModuleType) or callable(each):
+            continue
+        seen.add(id(each))
+        if isinstance(each, tuple | list):
+            inside: Any = each
+        else:
+            inside = each.values() if isinstance(each, Mapping) else getattr(each, "__dict__", {}).values()
+        waiting += [(one, depth + 1) for one in inside]
+    return False
 
 
 def plainly(tree: Any) -> Any:

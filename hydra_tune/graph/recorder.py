@@ -160,8 +160,7 @@ class Recorder(TorchFunctionMode):
         name = name_of(func)
         if name in _SIZES and args and isinstance(self._stands(args[0]), Ref):
             return self._size(name, func, args, options)
-        with self._unseen():
-            result = func(*plainly(args), **plainly(options))
+        result = func(*plainly(args), **plainly(options))
         if name in _KEEPS:
             return self._assigned(name, args, result)
         if not has_tensors(result):
