@@ -24,7 +24,7 @@ from hydra_tune.storage.database import connect, masked, reading, writing
         ("studies.db", "not a database URL"),
         ("sqlite:/studies.db", "not a database URL"),
         ("postgresql://user@host:port/name", "not a database URL"),
-        ("mysql://user:secret@host/name", "unsupported 'mysql'"),
+        ("oracle://user:secret@host/name", "unsupported 'oracle'"),
         ("sqlite+aiosqlite:///studies.db", "unsupported 'sqlite+aiosqlite'"),
         ("nonsense://host/name", "unsupported 'nonsense'"),
         ("sqlite://", "names no file"),
