@@ -14,7 +14,7 @@ from hydra_tune.coordinator.display import Display
 from hydra_tune.coordinator.files import files_directory
 from hydra_tune.coordinator.interrupts import run_in_event_loop
 from hydra_tune.coordinator.run_directories import run_directories
-from hydra_tune.coordinator.search import Search
+from hydra_tune.coordinator.search_run import Search
 from hydra_tune.coordinator.spec import SearchSpec
 from hydra_tune.core.devices import cores, parse_devices
 from hydra_tune.core.errors import InputError, SearchFailed

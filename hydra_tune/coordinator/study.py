@@ -25,10 +25,10 @@ from hydra_tune.coordinator.repeatable import RepeatableSampler
 from hydra_tune.coordinator.resuming import ALLOW, check_objectives, check_source
 from hydra_tune.coordinator.sampling import draws_by_number, make_pruner, make_sampler
 from hydra_tune.coordinator.settings import SearchSettings
+from hydra_tune.coordinator.work_records import WorkRecords
 from hydra_tune.core.errors import SpecError, StorageError
 from hydra_tune.core.seeds import new_study_seed, trial_seed
 from hydra_tune.core.states import OPTUNA_STATE, Outcome, Status
-from hydra_tune.engine.unit import StepRecord, Unit, UnitResult
 from hydra_tune.storage import open_storage
 from hydra_tune.storage.database import check_same_file
 from hydra_tune.storage.leases import HeldLease
@@ -129,6 +129,7 @@ class OwnedStudy:
         self._name_metrics(earlier if len(earlier) == len(self.settings.directions) else self.settings.metrics)
         self.records = StudyRecords(self.storage, self.study_id)
         self.ledger = Ledger(self.records)
+        self.work = WorkRecords(self.records)
         self.files = self._find_files()
         self.stored = {**self.settings.stored(), **self.files.record(self.settings.storage)}
         self._source = source
@@ -285,9 +286,9 @@ class OwnedStudy:
             case "metrics":
                 self.records.metrics(number, *args)
             case "checkpointed":
-                self.checkpoint(number, *args)
+                self.records.checkpoint(number, *args)
             case "note":
-                self.event(number, *args)
+                self.records.event(number, *args)
             case "caught_up":
                 return None
             case "relative_params":
@@ -379,40 +380,8 @@ class OwnedStudy:
             self._distributions = trial.distributions | self._distributions
             if trial.number in self._running and trial.state.is_finished():
                 self.stopped.add(trial.number)
-                self.event(trial.number, "outside", f"another process has told {trial.state.name} while it ran")
+                self.records.event(trial.number, "outside", f"another process has told {trial.state.name} while it ran")
         self._count_elsewhere()
 
     def _count_elsewhere(self) -> None:
         self.elsewhere = self.finished() - self._finished_before - self._told
-
-    # Records
-
-    def unit(self, unit: Unit, result: UnitResult) -> None:
-        """Record a unit, or its steps if it has any."""
-        if not result.steps:
-            self.records.unit(
-                unit.trial, unit.attempt, unit.kind, result.device, result.started, result.seconds, result.peak_bytes
-            )
-        self.steps(unit.trial, unit.attempt, result.device, result.peak_bytes, result.steps)
-
-    def steps(
-        self, number: int, attempt: str, device: str, peak_bytes: int | None, steps: Sequence[StepRecord]
-    ) -> None:
-        """Record steps of a trial on a device."""
-        for step in steps:
-            self.records.unit(
-                number, attempt, step.kind, device, step.started, step.seconds, peak_bytes,
-                shard=step.shard, read_bytes=step.read_bytes, written_bytes=step.written_bytes, steps=step.count,
-            )  # fmt: skip
-
-    def late_result(self, unit: Unit, device: str) -> None:
-        self.records.event(unit.trial, "refused", f"a late result of attempt {unit.attempt} ({unit.kind}) on {device}")
-
-    def checkpoint(self, number: int, step: int, size: int, seconds: float) -> None:
-        self.records.checkpoint(number, step, size, seconds)
-
-    def spilled(self, sampled: float, host_bytes: int, disk_bytes: int) -> None:
-        self.records.spilled(sampled, host_bytes, disk_bytes)
-
-    def event(self, number: int | None, kind: str, message: str) -> None:
-        self.records.event(number, kind, message)

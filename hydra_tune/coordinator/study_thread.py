@@ -155,27 +155,27 @@ class StudyThread:
 
     def record_unit(self, unit: Unit, result: UnitResult) -> None:
         """Record a unit, or its steps if it has any."""
-        self._post(self._study.unit, unit, result)
+        self._post(self._study.work.unit, unit, result)
 
     def record_steps(self, number: int, attempt: str, device: str, steps: Sequence[StepRecord]) -> None:
         """Record steps of units that are not recorded one by one."""
-        self._post(self._study.steps, number, attempt, device, None, steps)
+        self._post(self._study.work.steps, number, attempt, device, None, steps)
 
     def record_late_result(self, unit: Unit, device: str) -> None:
         """Record a result of an attempt that no longer counts."""
-        self._post(self._study.late_result, unit, device)
+        self._post(self._study.work.late_result, unit, device)
 
     def record_checkpoint(self, number: int, step: int, size: int, seconds: float) -> None:
         """Record a checkpoint of `size` bytes that took `seconds` to write."""
-        self._post(self._study.checkpoint, number, step, size, seconds)
+        self._post(self._study.records.checkpoint, number, step, size, seconds)
 
     def record_spilled(self, sampled: float, host_bytes: int, disk_bytes: int) -> None:
         """Record the bytes in the spill store."""
-        self._post(self._study.spilled, sampled, host_bytes, disk_bytes)
+        self._post(self._study.records.spilled, sampled, host_bytes, disk_bytes)
 
     def record_event(self, number: int | None, kind: str, message: str) -> None:
         """Record an event of a trial, or of the study."""
-        self._post(self._study.event, number, kind, message)
+        self._post(self._study.records.event, number, kind, message)
 
     # Actions
 
