@@ -53,7 +53,7 @@ def _open_files() -> set[str]:
 
 
 def _shared_memory() -> set[str]:
-    place, ours = Path("/dev/shm"), f"hydra-tune-run-{os.getpid()}-"
+    place, ours = Path("/dev/shm"), f"hydra-tune-search-{os.getpid()}-"
     return {entry.name for entry in place.iterdir() if entry.name.startswith(ours)} if place.is_dir() else set()
 
 

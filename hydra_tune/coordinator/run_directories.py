@@ -22,7 +22,7 @@ from hydra_tune.core.errors import InputError
 
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED_MEMORY = 512 * 2**20
-_RUN = re.compile(r"hydra-tune-run-.*")
+_RUN = re.compile(r"hydra-tune-search-.*")  # versions before the lock called theirs hydra-tune-run-
 _NEW = "hydra-tune-new-"
 """Prefix of a directory whose lock is not taken yet; it is empty."""
 
@@ -40,7 +40,7 @@ class RunDirectories:
                 for abandoned in abandoned_directories(Path(place)):
                     shutil.rmtree(abandoned, ignore_errors=True)
                 made = _new_directory(place)
-                path = os.path.join(place, f"hydra-tune-run-{os.getpid()}-{os.path.basename(made)[len(_NEW) :]}")
+                path = os.path.join(place, f"hydra-tune-search-{os.getpid()}-{os.path.basename(made)[len(_NEW) :]}")
                 self._locks[path] = _published(made, path)
         except BaseException:
             self.remove()

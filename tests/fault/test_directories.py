@@ -43,11 +43,11 @@ def test_a_live_search_in_another_process_namespace_keeps_its_directory(tmp_path
 
 
 def test_a_directory_without_a_holder_is_removed_by_the_next_search(tmp_path: Path) -> None:
-    left, unnamed = tmp_path / f"hydra-tune-run-{os.getpid()}-left", tmp_path / "hydra-tune-new-left"
+    left, unnamed = tmp_path / f"hydra-tune-search-{os.getpid()}-left", tmp_path / "hydra-tune-new-left"
     for directory in (left, unnamed):
         directory.mkdir()
     (left / "block").write_text("bytes")
-    (tmp_path / "hydra-tune-run-link").symlink_to(left)
+    (tmp_path / "hydra-tune-search-link").symlink_to(left)
     assert sorted(found(tmp_path)) == [unnamed.name, left.name], "not a link"
     with run_directories(str(tmp_path)):
         assert not left.exists()
@@ -92,7 +92,7 @@ def test_a_file_system_without_locks_loses_nothing(tmp_path: Path, monkeypatch: 
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    (tmp_path / "hydra-tune-run-1-other").mkdir()
+    (tmp_path / "hydra-tune-search-1-other").mkdir()
     directories = RunDirectories([str(tmp_path)])
     assert len(list(tmp_path.iterdir())) == 2, "whose it is cannot be known"
     directories.remove()
@@ -109,7 +109,7 @@ def test_a_search_whose_directory_is_removed_ends_as_if_nothing_had_happened(tmp
     assert run(*search, folder=unbroken).returncode == 0
     with started(*search, "--spill", str(spill), folder=tmp_path) as process:
         wait_for_checkpoint(tmp_path)
-        (directory,) = wait_for(lambda: list(spill.glob("hydra-tune-run-*")), "its directory")
+        (directory,) = wait_for(lambda: list(spill.glob("hydra-tune-search-*")), "its directory")
         shutil.rmtree(directory)
         _, errors = process.communicate()
     assert process.returncode == 0, errors

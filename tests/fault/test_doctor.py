@@ -31,14 +31,14 @@ def test_what_a_killed_search_left_is_found_and_gone_after_resuming(tmp_path: Pa
     advice = "\n".join(found["advice"])
     assert f"study 's' was left by process {search.pid} on " in advice
     assert f"{orphan} belongs to nothing any more: delete it" in advice
-    assert f"hydra-tune-run-{search.pid}-" in advice
+    assert f"hydra-tune-search-{search.pid}-" in advice
     assert "was left by a killed search: the next search removes it" in advice
     assert ".checkpoints belongs" not in advice, "those of a trial that goes on are needed"
     orphan.rmdir()
     assert run("resume", "s", folder=tmp_path).returncode == 0
     advice = "\n".join(doctor(tmp_path)[1]["advice"])
     assert f"process {search.pid} " not in advice
-    assert f"hydra-tune-run-{search.pid}-" not in advice
+    assert f"hydra-tune-search-{search.pid}-" not in advice
 
 
 def test_a_damaged_file_is_reported(tmp_path: Path) -> None:

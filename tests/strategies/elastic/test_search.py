@@ -150,7 +150,7 @@ def test_a_killed_client_costs_its_unfinished_batches(tmp_path: Path) -> None:
     lost = [message for kind, message in events(tmp_path) if kind == "lost"]
     assert lost
     assert lost[0].endswith("another one starts from the centre")
-    assert not list(Path("/dev/shm").glob(f"hydra-tune-run-{going.pid}-*"))
+    assert not list(Path("/dev/shm").glob(f"hydra-tune-search-{going.pid}-*"))
 
 
 def test_a_gang_that_loses_a_worker_goes_on_to_the_same_result(tmp_path: Path) -> None:

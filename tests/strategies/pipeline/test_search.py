@@ -165,7 +165,7 @@ def test_a_killed_device_costs_the_work_since_the_checkpoint(tmp_path: Path, unb
         _, errors = search.communicate()
     assert search.returncode == 0, errors
     assert values(tmp_path, "s") == unbroken
-    assert not list(Path("/dev/shm").glob(f"hydra-tune-run-{search.pid}-*"))
+    assert not list(Path("/dev/shm").glob(f"hydra-tune-search-{search.pid}-*"))
 
 
 def test_a_killed_search_is_resumed_to_the_same_result(tmp_path: Path, unbroken: list[Any]) -> None:

@@ -306,12 +306,12 @@ def training(folder: Path) -> set[int]:
 
 def committed(search: subprocess.Popen[str]) -> list[Path]:
     """The trials' files of a search of which some unit has ended."""
-    found = Path("/dev/shm").glob(f"hydra-tune-run-{search.pid}-*/trial-*/index.json")
+    found = Path("/dev/shm").glob(f"hydra-tune-search-{search.pid}-*/trial-*/index.json")
     return [path.parent for path in found if '"commits", 0' not in path.read_text()]
 
 
 def nothing_is_left(search: subprocess.Popen[str]) -> None:
-    assert not list(Path("/dev/shm").glob(f"hydra-tune-run-{search.pid}-*"))
+    assert not list(Path("/dev/shm").glob(f"hydra-tune-search-{search.pid}-*"))
 
 
 def test_a_killed_device_costs_one_unit(tmp_path: Path, unbroken: list[Any]) -> None:
@@ -363,7 +363,7 @@ def test_a_full_spill_directory_is_said_plainly_and_the_study_can_be_resumed(tmp
         pass  # the tables are there: making them takes a journal that is nearly as large as a block
     full = run_with_small_files(*flags, folder=tmp_path, limit=120_000)
     assert full.returncode == 1
-    assert re.search(rf"there is no room for \d{{6,}} bytes in {folder}/hydra-tune-run-\S+ \(make room", full.stderr)
+    assert re.search(rf"there is no room for \d{{6,}} bytes in {folder}/hydra-tune-search-\S+ \(make room", full.stderr)
     assert full.stderr.count("\nerror:") == 1
     assert "Traceback" not in full.stderr
     assert not list(folder.iterdir())

@@ -202,7 +202,7 @@ def test_a_killed_member_costs_the_unit_and_nothing_else(tmp_path: Path, unbroke
     assert any(kind == "replicas" and "go on from the last commit" in message for kind, message in events(tmp_path))
     attempts = [json.loads(run("show", "s", str(n), "--json", folder=tmp_path).stdout)["attempts"] for n in range(2)]
     assert [len(each) for each in attempts] == [1, 1], "no attempt was lost"
-    assert not list(Path("/dev/shm").glob(f"hydra-tune-run-{search.pid}-*"))
+    assert not list(Path("/dev/shm").glob(f"hydra-tune-search-{search.pid}-*"))
 
 
 def test_a_killed_search_is_resumed_to_the_same_result(tmp_path: Path, unbroken: list[Any]) -> None:

@@ -194,13 +194,13 @@ def test_a_killed_device_costs_one_phase(tmp_path: Path, unbroken: list[Any]) ->
     lost = [message for kind, message in events(tmp_path) if kind == "lost"]
     assert lost
     assert lost[0].endswith("is run again")
-    assert not list(Path("/dev/shm").glob(f"hydra-tune-run-{going.pid}-*"))
+    assert not list(Path("/dev/shm").glob(f"hydra-tune-search-{going.pid}-*"))
 
 
 def test_a_killed_builder_costs_nothing_once_the_trials_are_laid_out(tmp_path: Path, unbroken: list[Any]) -> None:
     with started(*SEARCH, folder=tmp_path) as going:
         wait_for(
-            lambda: len(list(Path("/dev/shm").glob(f"hydra-tune-run-{going.pid}-*/trial-*/kit"))) == 2, "both trials"
+            lambda: len(list(Path("/dev/shm").glob(f"hydra-tune-search-{going.pid}-*/trial-*/kit"))) == 2, "both trials"
         )
         wait_for(lambda: training(tmp_path), "training")
         (builder,) = pids(tmp_path, "builds")
