@@ -1,4 +1,4 @@
-"""Every error that Hydra Tune raises on purpose.
+"""The errors that Hydra Tune raises on purpose, but for those that end one trial (`engine.unit.TrialEnded`).
 
     HydraTuneError
     ├── InputError           what the user gave is wrong: exit code 2

@@ -1,4 +1,5 @@
-"""From a model to shards: what each node costs, and where to cut so that every shard fits a device.
+"""From a model to its nodes, their measured costs, and a cut into shards or a placement of stages.
 
-Nothing here knows of processes, devices in use or trials: costs in, a partition out.
+Nothing here knows of searches or trials. Two modules of `placement` start processes, to measure transfers and crowded
+cores.
 """

@@ -232,8 +232,8 @@ def _infeasible(ranges: _Ranges, budget: int, room: int, transfer_fraction: floa
     what = f"node {last!r} needs" if worst.stop - worst.start == 1 else f"nodes {first!r} to {last!r} need"
     enough = _budget_for(worst.device_bytes, transfer_fraction)
     return Infeasible(
-        f"{what} {format_bytes(worst.device_bytes)} on a device, and {format_bytes(room)} of {format_bytes(budget)} "
-        "are there for a shard",
+        f"{what} {format_bytes(worst.device_bytes)} on a device, where a shard may take {format_bytes(room)} "
+        f"of {format_bytes(budget)}",
         f"the smallest device_memory for this model is {enough // MIB}MiB",
         node=last,
         needed_bytes=worst.device_bytes,

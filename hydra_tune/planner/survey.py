@@ -95,7 +95,7 @@ class _Look:
         try:
             return self._of(name, pool)
         except Exception as error:  # noqa: BLE001 - user code runs here
-            return refused(name, f"it could not be looked into ({type(error).__name__}: {error})")
+            return refused(name, f"its estimate failed ({type(error).__name__}: {error})")
 
     def _may_fit(self, memory: int) -> bool:
         """True if a rehearsal is worthwhile: the state may fit a device, and the host has memory for a copy."""
@@ -125,7 +125,7 @@ class _Look:
             return refused(name, "there is no such strategy")
         for simpler in kind.simpler:
             if simpler in self.question.among and self._soon_done(self._of(simpler, pool)):
-                return refused(name, f"not looked into: {known()[simpler].soon_done}")
+                return refused(name, f"not estimated: {known()[simpler].soon_done}")
         return kind.estimate(self, pool)
 
     def _soon_done(self, estimate: Estimate) -> bool:

@@ -216,7 +216,9 @@ class SpillFiles:
     def _make_directory(self, directory: Path) -> None:
         """Create the directory; raise FileNotFoundError if the trial was removed, so that late writes leave nothing."""
         if self._committed and not self.places[0].is_dir():
-            raise FileNotFoundError(errno.ENOENT, "the trial has ended", str(directory))
+            raise FileNotFoundError(
+                errno.ENOENT, "the spill directory is gone, because its trial has ended", str(directory)
+            )
         directory.mkdir(parents=True, exist_ok=True)
 
     def close(self) -> None:

@@ -271,7 +271,7 @@ class Strategy(ABC):
     @classmethod
     def estimate(cls, look: Look, pool: Pool) -> Estimate:
         """Estimate seconds and bytes, in the worker that has the candidate; a refused strategy is not chosen."""
-        return refused(cls.name, "it does not say what it would take")
+        return refused(cls.name, "it has no estimate, so the planner cannot choose it")
 
     @classmethod
     def memory(cls, estimate: Estimate, *, alone: bool) -> Memory | None:

@@ -139,7 +139,7 @@ def test_what_is_too_large_is_named_with_the_budget_that_would_do() -> None:
     with pytest.raises(Infeasible) as caught:
         partition(nodes, 10 * MIB)
     assert str(caught.value) == (
-        "node 'embedding' needs 30.0 MiB on a device, and 9.0 MiB of 10.0 MiB are there for a shard "
+        "node 'embedding' needs 30.0 MiB on a device, where a shard may take 9.0 MiB of 10.0 MiB "
         "(the smallest device_memory for this model is 34MiB)"
     )
     assert isinstance(caught.value, HydraTuneError)

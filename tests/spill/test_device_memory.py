@@ -178,7 +178,7 @@ def test_what_an_ended_trial_has_here_costs_nobody_else_a_failure(tmp_path: Path
         assert list(tmp_path.iterdir()) == [tmp_path / "other"]
         memory.running = ended
         memory.adopt(ended, "y", torch.ones(100, dtype=torch.uint8), 2.0)
-        with pytest.raises(FileNotFoundError, match="the trial has ended"):
+        with pytest.raises(FileNotFoundError, match="its trial has ended"):
             memory.flush(ended)
         memory.forget(ended)
 

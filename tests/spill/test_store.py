@@ -226,9 +226,9 @@ def test_whoever_writes_after_a_trial_was_removed_leaves_nothing_behind(tmp_path
     files.commit(None)
     late = SpillFiles([tmp_path], "trial")
     files.remove()
-    with pytest.raises(FileNotFoundError, match="the trial has ended"):
+    with pytest.raises(FileNotFoundError, match="its trial has ended"):
         late.write("w/1", 1, block(2))
-    with pytest.raises(FileNotFoundError, match="the trial has ended"):
+    with pytest.raises(FileNotFoundError, match="its trial has ended"):
         late.commit(None)
     assert list(tmp_path.iterdir()) == []
 

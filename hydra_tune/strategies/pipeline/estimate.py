@@ -16,7 +16,7 @@ from hydra_tune.strategies.shard.prepare import examine, with_evaluation
 def estimate(look: Look, pool: Pool) -> Estimate:
     """Estimate from the stages that the model would have on this pool."""
     if pool.devices == 1:
-        return refused("pipeline", "there is one device, and stages want several")
+        return refused("pipeline", "there is one device, and stages need two or more")
     try:
         count, warning = microbatches_for(look.training, None, pool.devices)
         if count == 1:

@@ -1,4 +1,4 @@
-"""Parts of the strategy `shard`: its state in blocks, its cut into shards, and the running of one shard at a time.
+"""Strategy `shard`: the coroutine (`strategy.py`), its units in workers (`units.py`), and what both need.
 
-They know candidates and devices' memory, not searches or processes.
+A trial's state lies in blocks, its model is cut into shards, and one shard at a time is on a device.
 """
