@@ -207,9 +207,10 @@ class HydraStorage(QueuedDatabase, BaseStorage):
             self.check_trial_is_updatable(trial_id, edit.trial.state)
             edit.upsert(TRIAL_REPORTS, rows.report_row(step, intermediate_value))
             reports = edit.trial.intermediate_values
-            if not self._batching:  # a reader of another thread may have the trial
-                reports = {**reports}
-            # While batching, one thread owns the study: copying would make ten thousand reports quadratic.
+            if self._unread_reports.get(trial_id) is not reports:
+                reports = {**reports}  # a reader may hold the trial
+                if self._batching:
+                    self._unread_reports[trial_id] = reports
             reports[step] = float(intermediate_value)
             edit.trial = replaced(edit.trial, intermediate_values=reports)
 
@@ -226,6 +227,7 @@ class HydraStorage(QueuedDatabase, BaseStorage):
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Return a trial by id, real or provisional."""
         with self._lock:
+            self._unread_reports.clear()
             return self._trial(trial_id)[1]
 
     def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
@@ -238,6 +240,7 @@ class HydraStorage(QueuedDatabase, BaseStorage):
     ) -> list[FrozenTrial]:
         """Return the study's trials in these states, or all of them, ordered by number."""
         with self._lock:
+            self._unread_reports.clear()
             trials = self._study(study_id).trials(states)
         return copy.deepcopy(trials) if deepcopy else trials
 

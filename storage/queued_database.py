@@ -80,6 +80,8 @@ class QueuedDatabase:
         self.shared = False
         """True once another process has changed a study that this one owns: the database then numbers new trials."""
         self._from_outside: list[FrozenTrial] = []
+        self._unread_reports: dict[int, dict[int, float]] = {}
+        """Reports of a trial that no reader has got since they were copied: more can be added without another copy."""
         self._provisional_ids = count(FIRST_PROVISIONAL_ID)
         # `_lock` guards the cache and the queue; `_flush_lock` lets one flush run at a time. A flush takes `_lock` only
         # at its start and end, so that a slow disk does not block readers. Never wait for `_flush_lock` while holding
@@ -231,7 +233,8 @@ class QueuedDatabase:
                 with reading(self._engine) as connection:
                     self._note_outside(self._cache.take_in(connection, owned))
             found, self._from_outside = self._from_outside, []
-            return found
+            # A flush may have seen one already: its newest form counts.
+            return list({trial._trial_id: trial for trial in found}.values())
 
     def _note_outside(self, trials: list[FrozenTrial]) -> None:
         self._from_outside += trials

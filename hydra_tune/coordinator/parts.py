@@ -11,15 +11,11 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import optuna
-
 from hydra_tune.core.errors import InputError, SpecError, nearest, quoted
 from hydra_tune.training.source import parse_source
 
 NESTED = {"base_sampler": "sampler", "independent_sampler": "sampler", "wrapped_pruner": "pruner"}
 """Options that are a sampler or a pruner themselves."""
-_MODULES: dict[str, Any] = {"sampler": optuna.samplers, "pruner": optuna.pruners}
-_BASES: dict[str, type] = {"sampler": optuna.samplers.BaseSampler, "pruner": optuna.pruners.BasePruner}
 
 
 def split(kind: str, given: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -51,6 +47,8 @@ def plain(given: Any) -> Any:
 
 def construct(kind: str, name: str, options: Mapping[str, Any], known: Iterable[str], seed: int | None = None) -> Any:
     """Return an instance of the class `name` of Optuna, or of `file.py:Class`, seeded if it takes a seed."""
+    from optuna.exceptions import ExperimentalWarning  # here and below: commands that make none start without Optuna
+
     made = _class(kind, name, known)
     given = {key: make(NESTED[key], value) if key in NESTED else value for key, value in options.items()}
     takes = inspect.signature(made).parameters
@@ -64,7 +62,7 @@ def construct(kind: str, name: str, options: Mapping[str, Any], known: Iterable[
     try:
         with warnings.catch_warnings():
             # Optuna calls some of these experimental; the user has chosen one by name.
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            warnings.simplefilter("ignore", ExperimentalWarning)
             return made(**given)
     except (TypeError, ValueError, ImportError) as error:
         raise SpecError(f"the {kind} {name} cannot be made ({error})", f"it takes: {', '.join(takes)}") from error
@@ -78,17 +76,20 @@ def make(kind: str, given: Any) -> Any:
 
 
 def _class(kind: str, name: str, known: Iterable[str]) -> Any:
-    base = _BASES[kind]
+    import optuna
+
+    module: Any = optuna.samplers if kind == "sampler" else optuna.pruners
+    base: type = optuna.samplers.BaseSampler if kind == "sampler" else optuna.pruners.BasePruner
     by_name = isinstance(name, str)
     if by_name and ":" in name:
         found = _of_user(kind, name)
     else:
-        found = getattr(_MODULES[kind], name, None) if by_name else None
+        found = getattr(module, name, None) if by_name else None
     if isinstance(found, type) and issubclass(found, base) and not inspect.isabstract(found):
         return found
     if by_name and ":" in name:
         raise SpecError(f"{name} is no {kind}", f"give a subclass of optuna's {base.__name__}")
-    names = _MODULES[kind].__all__
+    names = module.__all__
     classes = [each for each in names if each.endswith(kind.capitalize()) and not each.startswith("Base")]
     raise SpecError(f"there is no {kind} {quoted(name)}", nearest(str(name), [*known, *classes]))
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra_tune.coordinator import checks
-from hydra_tune.coordinator.optuna_arguments import translated
 from hydra_tune.coordinator.parts import plain, split
 from hydra_tune.core.errors import SpecError
 
@@ -196,6 +195,8 @@ NAMES = tuple(each.name for each in fields(SearchSettings))
 
 def make_settings(**given: Any) -> SearchSettings:
     """Return settings from the arguments of `ht.search`. A study, storage or number of trials of None is filled in."""
+    from hydra_tune.coordinator.optuna_arguments import translated  # brings Optuna, which not every command needs
+
     given = translated(given)
     if given.get("resume") and given.get("study") is None:
         raise SpecError("resume needs the name of a study", "give study='its name'")

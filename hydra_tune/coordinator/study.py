@@ -344,6 +344,8 @@ class OwnedStudy:
         Raises SpecError if a trial has shown another search space than that of earlier runs.
         """
         self._check_space()
+        if number not in self._running:
+            self.ledger.trial_ended(number, outcome, **facts)  # raises: it has ended already
         trial = self._running.pop(number).trial
         if number in self._unstorable:
             outcome = Outcome(Status.FAILED, error=self._unstorable.pop(number))

@@ -135,6 +135,7 @@ def judging(one: NodeCost, other: NodeCost) -> NodeCost:
     most: Any = {
         name: max(getattr(one, name) or 0, getattr(other, name) or 0)
         for name in ("forward_peak_bytes", "boundary_bytes", "unsaved_bytes", "forward_live_bytes")
+        if getattr(one, name) is not None or getattr(other, name) is not None
     }
     return dataclasses.replace(one, **most)
 

@@ -105,6 +105,11 @@ class DeviceMemory:
             self._reserved = size
             self._note_peak()
 
+    def reserve_less(self, size: int) -> None:
+        """Lower the reservation to `size` bytes, where it is more."""
+        with self._lock:
+            self._reserved = min(self._reserved, size)
+
     def in_use(self, files: SpillFiles, keys: Iterable[str]) -> int:
         """Return the bytes of those of these blocks that are on the device and cannot be evicted now."""
         with self._lock:

@@ -10,7 +10,7 @@ import pytest
 import hydra_tune as ht
 from hydra_tune.coordinator.study import OwnedStudy
 from hydra_tune.coordinator.study_thread import StudyThread
-from hydra_tune.training.remote_trial import CALLS_AHEAD
+from hydra_tune.training.trial_line import CALLS_AHEAD
 
 
 def reporting(times: int) -> Any:
@@ -46,7 +46,7 @@ def test_a_report_does_not_copy_those_before_it(monkeypatch: pytest.MonkeyPatch)
 
     def noted(self: Any, trial: Any, value: float, step: int) -> None:
         report(self, trial, value, step)
-        seen.add(id(self.storage.get_trial(trial._trial_id).intermediate_values))
+        seen.add(id(self.storage._trial(trial._trial_id)[1].intermediate_values))
 
     monkeypatch.setattr(OwnedStudy, "_report", noted)
     result = ht.search(reporting(500), trials=1, devices="1xcpu", study="s", progress=False)

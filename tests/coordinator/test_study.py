@@ -79,5 +79,5 @@ def test_a_search_touches_its_study_on_the_studys_thread_only(monkeypatch: pytes
         if callable(method):
             monkeypatch.setattr(OwnedStudy, name, watched(name, method))
     ht.search(build_small, trials=2, devices="2xcpu", progress=False, checkpoint_seconds=0.001).close()
-    assert used.keys() >= {"__init__", "ask", "begin_attempt", "epoch", "unit", "checkpoint", "tell", "flush", "close"}
+    assert used.keys() >= {"__init__", "ask", "begin_attempt", "epoch", "answer", "tell", "flush", "close"}
     assert set.union(*used.values()) == {"hydra-study"}

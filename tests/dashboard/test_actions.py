@@ -92,7 +92,12 @@ def test_what_is_asked_while_nobody_runs_the_study_is_done_when_it_is_resumed(tm
     subprocess.run([*command, "search", spec, *flags, *place], cwd=tmp_path, check=True, capture_output=True)
     with _client(tmp_path) as client:
         assert client.post("/api/studies/1/actions", json={"kind": "add-trials", "count": 2}).status_code == 202
-        done = subprocess.run([*command, "resume", "live", *place], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, "resume", "live", "--trust", spec.partition(":")[0], *place],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
         assert len(json.loads(done.stdout)["trials"]) == 4
         assert client.get("/api/studies/1/actions").json()[0]["answer"] == "the study has 4 trials now"

@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import TensorDataset
 
 import hydra_tune as ht
-from hydra_tune.coordinator.failures import SAME_FAILURES
 from tests.candidates import rows, small_candidate
 from tests.fault.searches import run
 
@@ -33,13 +32,14 @@ VALUES: dict[str, Any] = {
 
 
 def test_an_objectives_value_that_is_no_number_fails_the_trial_with_the_value_quoted() -> None:
-    wrong = list(VALUES.values())
+    refused = [shown for shown in VALUES if shown != "inf"]  # which Optuna takes from an objective
+    wrong = [VALUES[shown] for shown in refused]
 
     def objective(trial: Any) -> Any:
         return wrong[trial.number] if trial.number < len(wrong) else 1.0
 
     seen = outcomes(objective, len(wrong) + 2)
-    for (state, error), shown in zip(seen, VALUES, strict=False):
+    for (state, error), shown in zip(seen, refused, strict=False):
         assert state == "FAILED"
         assert shown in error
         assert "return one finite number" in error
@@ -117,13 +117,10 @@ def test_a_build_that_always_raises_stops_the_search_early(capsys: pytest.Captur
 def test_a_file_that_cannot_be_imported_is_shown_once(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "broken.py").write_text(text)
     done = run("search", "broken.py:build", "--trials", "50", "--devices", "2xcpu", folder=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.count("Traceback (most recent call last)") == 1
-    assert done.stderr.count("giving up: ") == 1
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: no trial of study")
-    assert f"trials failed alike: {said}" in last
-    assert done.stderr.count(" FAILED (") <= SAME_FAILURES + 2, "the search stopped early"
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f"cannot be imported: {said}" in line
+    assert not list(tmp_path.glob("*.db")), "no study was made"
 
 
 def test_a_build_that_raises_sometimes_costs_only_those_trials() -> None:

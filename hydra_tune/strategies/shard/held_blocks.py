@@ -43,8 +43,7 @@ class HeldBlocks:
             try:
                 return work()
             except OutOfDeviceMemory:
-                if not give_way() and give_way is self._runner.make_way:
-                    raise
+                give_way()
         return work()
 
     def change(self, key: str) -> None:

@@ -251,7 +251,7 @@ class ShardRunner:
         wanted = max(0, most - beside - size)
         if wanted >= self._reserve(self._kind, self.shard):
             return False
-        self.memory.reserve(wanted)
+        self.memory.reserve_less(wanted)
         return True
 
     def _largest(self, shard: Shard) -> int:
