@@ -186,7 +186,7 @@ class Cache:
                 changed.append(theirs)
             else:
                 ours, made_here = study[known[1]], theirs._trial_id in self._provisional
-                if not ours.state.is_finished() and (theirs.state != ours.state or not made_here):
+                if not ours.state.is_finished() and (theirs.state != ours.state or not (made_here or theirs == ours)):
                     changed.append(theirs)
         self._take_in(study, changed)
         row = load_study(connection, study.study_id)

@@ -230,6 +230,12 @@ class HydraStorage(QueuedDatabase, BaseStorage):
             self._unread_reports.clear()
             return self._trial(trial_id)[1]
 
+    def may_report(self, trial_id: int, step: int) -> bool:
+        """True if a trial is unfinished and has no report of this step; unlike `get_trial`, hands nothing out."""
+        with self._lock:
+            trial = self._trial(trial_id)[1]
+            return step not in trial.intermediate_values and not trial.state.is_finished()
+
     def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
         """Return the id of a study's trial by number."""
         with self._lock:

@@ -321,8 +321,7 @@ class OwnedStudy:
 
     def _report(self, trial: optuna.Trial, value: float, step: int) -> None:
         # A retried trial reports its first epochs again; Optuna keeps the first report and warns.
-        known = self.storage.get_trial(trial._trial_id)
-        if step not in known.intermediate_values and not known.state.is_finished():
+        if self.storage.may_report(trial._trial_id, step):
             trial.report(value, step)
 
     def epoch(self, number: int, epoch: int, metrics: dict[str, float]) -> bool:
