@@ -28,7 +28,7 @@ from hydra_tune.graph.capture import untouched
 from hydra_tune.graph.costs import NodeCost
 from hydra_tune.graph.own_tensors import OwnTensors, UseCounter
 from hydra_tune.graph.pilot_run import Run, Saved, SavedCopies, Span
-from hydra_tune.graph.pilot_steps import PilotOptimizer, PilotSteps, StateLayout, bytes_of, state_bytes
+from hydra_tune.graph.pilot_steps import PilotOptimizer, PilotSteps, StateLayout, bytes_of, gradients_aside, state_bytes
 
 MOST_NODES = 1000
 """Most nodes of a model. Where a forward calls more modules, as a recurrent cell does, consecutive calls become one
@@ -101,7 +101,7 @@ def observe(
     memory for as long as anything refers to it.
     """
     pilot = _Pilot(model, forward, loss, optimizer, batch)
-    with _gradients_aside(model), pilot.weights_restored():
+    with gradients_aside(model), pilot.weights_restored():
         began = time.perf_counter()
         with untouched(model):
             model.train()
@@ -134,18 +134,6 @@ def _together(count: int) -> list[range]:
     """Return ranges of consecutive spans, one range for each node."""
     size = -(-count // MOST_NODES)
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-@contextmanager
-def _gradients_aside(model: nn.Module) -> Iterator[None]:
-    """Set waiting gradients aside for the duration of the block, so that the pilot's steps do not use them up."""
-    pending = {parameter: parameter.grad for parameter in model.parameters()}
-    model.zero_grad()
-    try:
-        yield
-    finally:
-        for parameter, gradient in pending.items():
-            parameter.grad = gradient
 
 
 def _copied(leaf: Any) -> Any:

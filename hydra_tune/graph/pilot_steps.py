@@ -101,6 +101,18 @@ class PilotSteps:
                 parameter.grad = None
 
 
+@contextmanager
+def gradients_aside(model: nn.Module) -> Iterator[None]:
+    """Set waiting gradients aside for the duration of the block, so that the pilot's steps do not use them up."""
+    pending = {parameter: parameter.grad for parameter in model.parameters()}
+    model.zero_grad()
+    try:
+        yield
+    finally:
+        for parameter, gradient in pending.items():
+            parameter.grad = gradient
+
+
 def tensors_of(state: Mapping[str, Any]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Return dtype and shape of each tensor of an optimizer's state, without plain numbers and one-number tensors."""
     return {

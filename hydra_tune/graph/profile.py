@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from hydra_tune.core.tensor_memory import TensorBytes
 from hydra_tune.graph.alike import kinds_of, medians
 from hydra_tune.graph.capture import Captured, Node, untouched
 from hydra_tune.graph.costs import NodeCost
-from hydra_tune.graph.pilot_steps import PilotOptimizer, PilotSteps, StateLayout, bytes_of, state_bytes
+from hydra_tune.graph.pilot_steps import PilotOptimizer, PilotSteps, StateLayout, bytes_of, gradients_aside, state_bytes
 
 TIMED_RUNS, TIMED_SECONDS = 3, 2.0
 """Most timed runs of a pilot batch, and seconds after which no further run starts."""
@@ -61,7 +61,7 @@ def profile(
     Timed runs happen inside the context manager `timed_in`, if given.
     """
     pilot = _Pilot(model, captured, loss, optimizer)
-    with _gradients_aside(model):
+    with gradients_aside(model):
         with untouched(model):
             model.train()
             counted = pilot.run(inputs, counting=True)
@@ -118,18 +118,6 @@ def _timed(pilot: _Pilot, inputs: Sequence[Any], counted: Sequence[_Measured]) -
         replace(one, forward_seconds=forward[index], backward_seconds=backward[index], step_seconds=step[index])
         for index, one in enumerate(runs[-1])
     ]
-
-
-@contextmanager
-def _gradients_aside(model: nn.Module) -> Iterator[None]:
-    """Set waiting gradients aside for the duration of the block, so that the pilot's steps do not use them up."""
-    pending = {parameter: parameter.grad for parameter in model.parameters()}
-    model.zero_grad()
-    try:
-        yield
-    finally:
-        for parameter, gradient in pending.items():
-            parameter.grad = gradient
 
 
 def _owners(nodes: Sequence[Node]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What torch does not show to a recorder by itself: calls of modules, and functions with a backward of their own."""
+"""Records calls of modules and functions with a backward of their own, which torch does not show by itself."""
 
 from __future__ import annotations
 
