@@ -16,7 +16,7 @@ help: ## List what can be made
 demo: $(STAMP) ## Search a dozen candidates of several families on two CPU devices (under two minutes)
 	@$(BIN)/hydra-tune search examples/digits.yaml
 
-test: $(STAMP) ## Run all tests (up to half an hour on two busy cores)
+test: $(STAMP) ## Run all tests (about ten minutes on two cores)
 	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --durations=20
 
 quick: $(STAMP) ## Run the smoke tests (under 45 seconds)

@@ -15,6 +15,15 @@ TABLES = ("hydra_units", "hydra_metrics", "hydra_attempts", "hydra_trials", "hyd
 
 def upgrade() -> None:
     """Create the tables, and on SQLite a trigger that deletes a deleted study's rows from them."""
+    create_studies_and_trials()
+    create_attempts_and_metrics()
+    create_units()
+    if op.get_bind().dialect.name == "sqlite":
+        op.execute(sqlite_trigger())
+
+
+def create_studies_and_trials() -> None:
+    """Create the tables of what Optuna's tables of studies and trials do not hold."""
     op.create_table(
         "hydra_studies",
         study_column(primary_key=True),
@@ -39,6 +48,10 @@ def upgrade() -> None:
         sa.Column("communicated_bytes", sa.BigInteger),
         sa.Column("error", sa.Text),
     )
+
+
+def create_attempts_and_metrics() -> None:
+    """Create the tables of tries at a trial, and of all metrics of each epoch."""
     op.create_table(
         "hydra_attempts",
         sa.Column("attempt_id", sa.String(32), primary_key=True),
@@ -63,6 +76,10 @@ def upgrade() -> None:
         sa.Column("value", sa.Float(53)),
         sa.Column("special", sa.String(8)),
     )
+
+
+def create_units() -> None:
+    """Create the table of the work that was done on each device."""
     op.create_table(
         "hydra_units",
         sa.Column("unit_id", sa.Integer, primary_key=True),
@@ -76,8 +93,6 @@ def upgrade() -> None:
         sa.Column("peak_bytes", sa.BigInteger),
     )
     op.create_index("ix_hydra_units_trial", "hydra_units", ["study_id", "number"])
-    if op.get_bind().dialect.name == "sqlite":
-        op.execute(sqlite_trigger())
 
 
 def study_column(**options: Any) -> sa.Column[int]:
