@@ -172,7 +172,7 @@ class Search:
         return self.directories.losses
 
     async def _keep_directories(self) -> None:
-        """Look after this run's directories; if they cannot be made again, end the search."""
+        """Check this run's directories repeatedly; end the search if a removed one cannot be made again."""
         try:
             while True:
                 await asyncio.sleep(LOOK_SECONDS)
@@ -198,7 +198,7 @@ class Search:
         return self._limits.rivals(self._trials.finished, self._trials.running)
 
     async def _run_trials(self) -> None:
-        """Run the loop of trials, and beside it the tasks that look for actions and at the spill store."""
+        """Run the loop of trials, and beside it tasks that check for actions, the spill store and the directories."""
         waiting = await self.study.interrupted()
         finished = await self.study.finished()
         self._limits.points = self.study.trial_limit
