@@ -1,4 +1,4 @@
-"""Bad flags, names and files: exit code 2, one line that names the value and the fix, nothing created (20, 21, 23)."""
+"""Bad flags, names and files: exit code 2, one line that names the value and the fix, nothing created."""
 
 from __future__ import annotations
 

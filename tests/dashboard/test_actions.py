@@ -1,4 +1,4 @@
-"""Actions: written by the dashboard, obeyed by a running search in a process of its own, and never without a token."""
+"""Actions: recorded by the dashboard, executed by a running search in another process, refused without a token."""
 
 from __future__ import annotations
 

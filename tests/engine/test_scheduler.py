@@ -1,4 +1,4 @@
-"""The scheduler is pure: ready units in, a choice out; and it chooses as a plain search through all units would."""
+"""The scheduler, a pure class: it chooses the same unit as a plain search through all units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator: small cases by hand, policies against the lower bound, and what no schedule may do."""
+"""The simulator: small cases by hand, policies compared with the lower bound, and rules for every schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batching, flushing and coherence: what waits, what is lost never, what others wrote."""
+"""Batching, flushing and coherence: what is queued, what a crash loses, and other processes' writes."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Tables and their versions: made once by anyone, refused when too new, upgraded with a backup."""
+"""Tables and their versions: created once by any process, refused when too new, upgraded with a backup."""
 
 import sqlite3
 import subprocess

@@ -1,4 +1,4 @@
-"""The contract of all placers: every placement they return can be run as it says, in both kinds of transfers."""
+"""The contract of all placers: each placement can be run as returned, with both kinds of transfers."""
 
 from __future__ import annotations
 
