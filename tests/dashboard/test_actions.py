@@ -45,7 +45,7 @@ def _ask(client: TestClient, **wish: Any) -> str:
 
 
 def _made(folder: Path) -> bool:
-    """Whether the search has made its tables and first trial."""
+    """Return True once the search has made its tables and its first trial."""
     if not (folder / "live.db").exists():
         return False
     with closing(sqlite3.connect(folder / "live.db")) as database:

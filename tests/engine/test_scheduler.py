@@ -160,7 +160,7 @@ def test_what_is_gone_takes_no_memory() -> None:
 
 
 def plain_choice(units: Sequence[Ready], worker: WorkerView, policy: Policy) -> Ready | None:
-    """What `peek` should give, by looking at every unit."""
+    """Return the unit that `peek` should return, by a search through all units."""
 
     def left(unit: Ready) -> float:
         return math.inf if unit.remaining is None else unit.remaining

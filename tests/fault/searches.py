@@ -24,7 +24,7 @@ COMMON = ["--trials", "3", "--sampler", "random", "--seed", "4", "--devices", "2
 
 
 def command(*arguments: str) -> list[str]:
-    """A command; `resume` and `export` may run the build functions of the tests, which are not where they run."""
+    """Return a command line; `resume` and `export` get `--trust`: the build functions are in another folder."""
     trust = ["--trust", str(SPEC.parents[1])] if arguments[0] in ("resume", "export") else []
     return [sys.executable, "-m", "hydra_tune", *arguments, *trust]
 
@@ -56,7 +56,7 @@ def started(*arguments: str, folder: Path, own_template: bool = False) -> Iterat
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """What `condition` returns once it is true. For what only another process knows."""
+    """Poll `condition` until it is true, for facts that only another process knows; return its value."""
     print(f"waiting for {what}")  # shown where the wait is in vain
     while not (value := condition()):
         time.sleep(0.02)

@@ -191,7 +191,7 @@ def units(folder: Path) -> set[str]:
 
 
 def signals_taken(pid: int) -> bool:
-    """Whether no signal waits for delivery any more: the first has been taken, and a second is another one."""
+    """Return True if no signal is pending: the first was handled, so a second is not merged with it."""
     status = Path(f"/proc/{pid}/status").read_text()
     return all(int(line.split()[1], 16) == 0 for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd")))
 

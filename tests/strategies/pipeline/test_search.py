@@ -202,7 +202,7 @@ def test_microbatches_that_cannot_be_are_refused(case: str) -> None:
 
 
 def infinite(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """No number, but in training."""
+    """Return an infinite loss in evaluation only."""
     return F.cross_entropy(outputs, targets) if torch.is_grad_enabled() else outputs.sum() * float("inf")
 
 
