@@ -198,7 +198,7 @@ class Search:
         return self._limits.rivals(self._trials.finished, self._trials.running)
 
     async def _run_trials(self) -> None:
-        """Run the loop of trials, and beside it tasks that check for actions, the spill store and the directories."""
+        """Run the loop of trials, and beside it the tasks that look for actions and at the spill store."""
         waiting = await self.study.interrupted()
         finished = await self.study.finished()
         self._limits.points = self.study.trial_limit

@@ -1,9 +1,9 @@
 """Numbered instants of a process, at any of which a test can kill it; see `benchmarks/crash_points.py`.
 
 Points are before each sync, renaming, removal and making of files and directories, each write to a spill file, each
-begin and commit of a transaction, each message, and each start of a process. Nothing is installed unless the
-environment has `VARIABLE`: a folder, and after colons the role and the number of the point at which a process kills
-itself, once for each folder.
+begin and commit of a transaction, each message, and each start of a process. Nothing is installed, and nothing costs
+anything, unless the environment has `VARIABLE`: a folder, and after colons the role and the number of the point where a
+process kills itself, once for the folder.
 """
 
 from __future__ import annotations

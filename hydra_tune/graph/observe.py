@@ -60,8 +60,8 @@ class Observed:
     rewritten: tuple[str, ...] = ()
     """Parameters that the forward itself changes, as masked layers do."""
     late: bool = False
-    """True if steps must wait for the end of the backward: a gradient may come in parts, or the backward may read a
-    parameter after its gradient is complete (modules that run in the backward, backward hooks of modules)."""
+    """True if steps must wait for the end of the backward: a gradient may come in parts, or be followed by another look
+    at its parameter (modules that run in the backward, backward hooks of modules)."""
 
 
 @dataclass(frozen=True)
