@@ -46,7 +46,7 @@ def candidate(*layers: nn.Module, **fields: Any) -> ht.Candidate:
     return ht.Candidate(**(given | fields))
 
 
-def search_here(strategy: str, build: Any, study: str, **options: Any) -> ht.SearchResult:
+def search_here(strategy: str, build: Any, study: str, /, **options: Any) -> ht.SearchResult:
     """Search from this process by a strategy; `options` may have the strategy's own under `strategy`."""
     chosen = {"name": strategy, **options.pop("strategy", {})}
     given: dict[str, Any] = {"trials": 1, "seed": 5, "progress": False, "study": study}
