@@ -17,7 +17,7 @@ def dashboard(
     ),
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080,
     token_file: Annotated[
-        Path | None, typer.Option(help="Ask visitors for the token in this file; made if it is not there.")
+        Path | None, typer.Option(help="Require the token in this file, which is created if missing.")
     ] = None,
     allow_actions: Annotated[
         bool, typer.Option("--allow-actions", help="Let visitors with the token stop, retry and add trials.")

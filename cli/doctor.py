@@ -25,7 +25,7 @@ PACKAGES = (
 def doctor(
     storage: Storage = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure how fast this machine computes and moves bytes; for plans.")
+        bool, typer.Option("--calibrate", help="Measure the speed of computing and of moving bytes, for plans.")
     ] = False,
     as_json: Json = False,
 ) -> int:
@@ -159,7 +159,7 @@ def _orphan_files(url: str, opened: Any, studies: list[Any]) -> list[str]:
     for study_id, place in files.items():
         running = {t.number for t in opened.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,))}
         orphans += [place.checkpoints(number) for number in place.checkpointed() if number not in running]
-    advice = [f"{entry} belongs to nothing any more: delete it" for entry in orphans]
+    advice = [f"{entry} belongs to no study or running trial: delete it" for entry in orphans]
     spills = {Path(summary.settings["spill"]) for summary in studies if summary.settings.get("spill")}
     left = [entry for at in spills | {SHARED_MEMORY, Path(gettempdir())} for entry in abandoned_directories(at)]
     return [*advice, *(f"{entry} was left by a killed search: the next search removes it" for entry in left)]
@@ -167,7 +167,7 @@ def _orphan_files(url: str, opened: Any, studies: list[Any]) -> list[str]:
 
 def _said_rates(rates: dict[str, float]) -> str:
     if not rates:
-        return "not measured yet; a search does when it needs them, or --calibrate"
+        return "not measured yet; a search measures them when needed, --calibrate measures them now"
     crowding = rates["crowding"]
     gigabytes = {name: f"{rate / 1e9:.1f} GB/s" for name, rate in rates.items() if name not in ("compute", "crowding")}
     moves = ", ".join(f"{name.replace('_', ' ')} {rate}" for name, rate in gigabytes.items())

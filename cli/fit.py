@@ -17,26 +17,24 @@ from hydra_tune.cli.options import Json, Quiet, Storage, option, program
 def fit(
     table: Annotated[str, typer.Argument(help="A .csv or .parquet file, or an .npz file of images.", metavar="TABLE")],
     target: Annotated[str, typer.Option(help="The column to predict, or the array in an .npz file.")],
-    time: Annotated[
-        str | None, typer.Option("--time", help="How long it may take, such as 90s, 10m or 1h; default 5m.")
-    ] = None,
-    trials: Annotated[int | None, typer.Option(help="How many models to try, instead of a time.")] = None,
+    time: Annotated[str | None, typer.Option("--time", help="Time limit, such as 90s, 10m or 1h; default 5m.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Number of models to try, instead of a time limit.")] = None,
     to: Annotated[Path | None, typer.Option(help="Directory for the predictor; default TABLE-model.")] = None,
     task: Annotated[str | None, typer.Option(help="binary, multiclass or regression; inferred if not given.")] = None,
-    metric: Annotated[str | None, typer.Option(help="What models are ranked by; default by the task.")] = None,
-    folds: Annotated[int | None, typer.Option(help="Folds of the table; 1 holds a fifth out; default by rows.")] = None,
-    families: Annotated[list[str] | None, typer.Option(help="A model family to search; several times.")] = None,
+    metric: Annotated[str | None, typer.Option(help="Metric that ranks the models; default by the task.")] = None,
+    folds: Annotated[int | None, typer.Option(help="Number of folds; 1 holds out a fifth; default by rows.")] = None,
+    families: Annotated[list[str] | None, typer.Option(help="A model family to search; may be repeated.")] = None,
     refit: Annotated[bool, typer.Option("--refit", help="Train the chosen models again on all rows.")] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of the fit; drawn and recorded when not given.")] = None,
     study: Annotated[str | None, option("study")] = None,
     storage: Storage = None,
     devices: Annotated[str, option("devices")] = "auto",
     device_memory: Annotated[str | None, option("device_memory")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the fit in --to.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the fit in --to.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> int:
-    """Fit a table: search model families, ensemble the best, and leave a predictor."""
+    """Fit a table: search model families, ensemble the best models, and write a predictor."""
     from hydra_tune.automl.state import free_directory
 
     place = to if to is not None else free_directory(table)
@@ -78,7 +76,7 @@ def show_fit(directory: Path, *, as_json: bool) -> None:
 
 
 def _seconds_since_start() -> float:
-    """Return the seconds spent on starting the interpreter and importing, which the user waits for too."""
+    """Return the seconds since this process started: the time limit includes imports."""
     import psutil
 
     return max(0.0, clock.time() - float(psutil.Process(os.getpid()).create_time()))

@@ -12,7 +12,7 @@ from hydra_tune.cli.options import Json
 
 def leaderboard(
     directory: Annotated[Path, typer.Argument(help="The directory of a fit.", metavar="DIR")],
-    importance: Annotated[bool, typer.Option("--importance", help="Also what each column is worth.")] = False,
+    importance: Annotated[bool, typer.Option("--importance", help="Also print the importance of each column.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show the models of a fit, best first: score on held-out rows, times, size, strategy, weight in the ensemble."""

@@ -22,21 +22,23 @@ SAMPLE = 4
 )  # fmt: skip
 def plan(
     spec: Spec,
-    trials: Annotated[int, typer.Option(help="How many candidates are built and looked at.")] = SAMPLE,
+    trials: Annotated[int, typer.Option(help="Number of candidates to build and measure.")] = SAMPLE,
     *,
     epochs: Epochs = None,
     data: Data = None,
     as_json: Json = False,
     **flags: Any,
 ) -> int:
-    """Build some candidates, measure them, and say by which strategy each would be trained, and how long all would
-    take. Nothing is trained; what is measured is kept for the search."""
+    """Build and measure some candidates; print the strategy of each, its reason, and the time of the whole search.
+
+    Nothing is trained. The measurements are kept for the search.
+    """
     from hydra_tune.coordinator.plan_search import plan_search
     from hydra_tune.coordinator.spec import read_spec
     from hydra_tune.core.errors import SpecError
 
     if trials < 1:
-        raise SpecError(f"trials cannot be {trials}", "give how many candidates to look at, 1 or more")
+        raise SpecError(f"trials cannot be {trials}", "give a number of candidates, 1 or more")
     flags |= {"epochs": epochs, "data": data}
     if not spec.endswith((".yaml", ".yml")):
         flags["trials"] = trials  # a build function alone does not give their number
@@ -68,7 +70,7 @@ def print_options(choice: dict[str, Any]) -> None:
     from hydra_tune.core.errors import printable
     from hydra_tune.core.tables import Table
 
-    names = ["", "strategy", "parts", "seconds", "device", "host", "moved", "against it"]
+    names = ["", "strategy", "parts", "seconds", "device", "host", "moved", "refused because"]
     table = Table(names, numeric=frozenset(names[2:7]))
     for option in choice["options"]:
         mark = "*" if option["strategy"] == choice["strategy"] else ""
@@ -106,8 +108,8 @@ def _compared(other: SearchTime, now: SearchTime) -> str:
     gained = now.infeasible - other.infeasible
     more = f", and {gained} more candidates can be trained" if gained > 0 else ""
     ratio = now.makespan / other.makespan if other.makespan else 1.0
-    quicker = f"{ratio:.2f} times as quick" if ratio >= 1.01 else "no quicker"
-    return f"about {_duration(other.makespan)}, {quicker}{more}"
+    faster = f"{ratio:.2f} times as fast" if ratio >= 1.01 else "no faster"
+    return f"about {_duration(other.makespan)}, {faster}{more}"
 
 
 def _seconds(seconds: float | None) -> str:

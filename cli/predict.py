@@ -21,10 +21,10 @@ def predict(
     proba: Annotated[bool, typer.Option("--proba", help="Probabilities of the classes.")] = False,
     to: Annotated[Path | None, typer.Option(help="A .csv or .parquet file; default the terminal, as CSV.")] = None,
     model: Annotated[str | None, typer.Option(help="A model of the leaderboard, instead of the best.")] = None,
-    evaluate: Annotated[bool, typer.Option("--evaluate", help="Judge instead: the table has the target.")] = False,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Print metrics; the table needs the target.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Predict the rows of a table, or judge the model on them."""
+    """Predict the rows of a table, or evaluate the model on them."""
     from hydra_tune.automl.predictor import Predictor
     from hydra_tune.cli.tables import print_json
 
@@ -70,7 +70,7 @@ def _check_file(to: Path | None) -> None:
 
 
 def inert_csv(frame: pd.DataFrame, to: Path) -> None:
-    """Write a CSV file in which no class and no column is a formula to a spreadsheet."""
+    """Write a CSV file; escape classes and column names that a spreadsheet would run as formulas."""
     from hydra_tune.core.csv_cells import inert
 
     frame.map(inert).rename(columns=inert).to_csv(to, index=False)

@@ -11,12 +11,12 @@ from hydra_tune.cli.running import run_and_print
 
 
 @with_settings(
-    trials="A new total of trials.", n_trials="How many more trials to run.", storage=None,
+    trials="A new total of trials.", n_trials="Number of further trials to run.", storage=None,
     devices="Other devices than before.", device_memory="Another budget of each device.",
-    spill="Another directory than before.", timeout=None, allow_changes="Go on with another build or space.",
+    spill="Another directory than before.", timeout=None, allow_changes="Continue with another build or space.",
 )  # fmt: skip
 def resume(study: Study, *, trust: Trust = None, quiet: Quiet = False, as_json: Json = False, **flags: Any) -> int:
-    """Go on with a study: finished trials stay, running ones go on from their checkpoints."""
+    """Continue a study: finished trials stay, interrupted ones resume from their checkpoints."""
     from hydra_tune.cli.fit import fit_and_show
     from hydra_tune.coordinator.settings import default_storage
     from hydra_tune.coordinator.spec import stored_spec

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hydra_tune.storage.queries import TrialRecord
 
 
-def _say_why(trials: Sequence[TrialRecord]) -> None:
+def _print_reasons(trials: Sequence[TrialRecord]) -> None:
     """Print the number of trials that each strategy trained, with the recorded reason for the first."""
     reasons: dict[str, list[str]] = {}
     for trial in trials:
@@ -55,14 +55,14 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
         else:
             metrics = result.study.metric_names or settings.metrics
             print_table(leaderboard(result.trials, metrics, settings.directions))
-            _say_why(result.trials)
+            _print_reasons(result.trials)
             if best is None:
                 typer.echo("no completed trial satisfies its constraints")
             number = f" {best.number}" if best is not None else ""
-            typer.echo(f"look closer:   {program()} show {name}{number}{place}")
+            typer.echo(f"details:      {program()} show {name}{number}{place}")
             if best is not None and result.has_weights(best.number):
-                typer.echo(f"take it home:  {program()} export {name} --to model{place}{trust}")
-            typer.echo(f"in a browser:  {program()} dashboard{place}")
+                typer.echo(f"export:       {program()} export {name} --to model{place}{trust}")
+            typer.echo(f"in a browser: {program()} dashboard{place}")
     finally:
         result.close()
     return 0

@@ -12,7 +12,7 @@ from hydra_tune.cli.running import run_and_print
 def search(
     spec: Spec, *, epochs: Epochs = None, data: Data = None, quiet: Quiet = False, as_json: Json = False, **flags: Any
 ) -> int:
-    """Run a search, or go on with one, and print what it found."""
+    """Run a search, or continue one, and print its leaderboard."""
     from hydra_tune.coordinator.spec import read_spec
 
     flags |= {"epochs": epochs, "data": data, "progress": False if quiet else None}

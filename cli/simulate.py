@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    trials: Annotated[int, typer.Option(help="How many trials.")] = 64,
-    devices: Annotated[int, typer.Option(help="How many devices.")] = 8,
-    concurrency: Annotated[int | None, typer.Option(help="Trials in flight; else one more than devices.")] = None,
+    trials: Annotated[int, typer.Option(help="Number of trials.")] = 64,
+    devices: Annotated[int, typer.Option(help="Number of devices.")] = 8,
+    concurrency: Annotated[int | None, typer.Option(help="Trials in flight; default one more than devices.")] = None,
     policy: Annotated[str, typer.Option(help="lazy-lrtf, lrtf, srtf, fifo, fair or random.")] = "lazy-lrtf",
-    units: Annotated[int, typer.Option(help="Units of each trial, in the mean.")] = 60,
-    unit_seconds: Annotated[float, typer.Option(help="What a unit takes at most; about 1 in a search.")] = 1,
+    units: Annotated[int, typer.Option(help="Mean number of units per trial.")] = 60,
+    unit_seconds: Annotated[float, typer.Option(help="Longest unit in seconds; about 1 in a search.")] = 1,
     spread: Annotated[
-        float, typer.Option(help="How much trials differ: sigma of a lognormal; 0 for not at all.")
+        float, typer.Option(help="Sigma of the lognormal trial lengths; 0 makes all trials equal.")
     ] = 0.5,
     state_bytes: Annotated[
-        str | None, typer.Option(help="State of each trial, such as 1GiB; else moving costs nothing.")
+        str | None, typer.Option(help="Size of a trial's state, such as 1GiB; without it moves are free.")
     ] = None,
-    device_memory: Annotated[str | None, typer.Option(help="Memory of each device; else enough.")] = None,
-    bandwidth: Annotated[str, typer.Option(help="What a device can move in a second.")] = "4GiB",
+    device_memory: Annotated[str | None, typer.Option(help="Memory of each device; default unlimited.")] = None,
+    bandwidth: Annotated[str, typer.Option(help="Bytes that a device moves per second.")] = "4GiB",
     slack: Annotated[
         float | None,
-        typer.Option(help="Seconds another trial may be behind before lazy-lrtf switches; else as in a search."),
+        typer.Option(help="Remaining seconds by which another trial must lead before lazy-lrtf switches."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the trials' sizes and the random policy.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the trial lengths and of the random policy.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Run the scheduler on a virtual clock: makespan, distance to the lower bound, utilisation, moves.

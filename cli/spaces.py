@@ -30,7 +30,7 @@ def spaces(
             {name: {"description": f.description, "tasks": f.tasks, "inputs": f.kinds} for name, f in FAMILIES.items()}
         )
         return
-    table = Table(["family", "what it is", "tasks"])
+    table = Table(["family", "description", "tasks"])
     for name, chosen in FAMILIES.items():
         table.rows.append([name, chosen.description, ", ".join(chosen.tasks)])
     print_table(table)

@@ -99,7 +99,7 @@ def text(characters: int = 60_000, block: int = 64) -> Data:
     """Characters of Python's own documentation, in blocks; the target is the next character at each place.
 
     `characters` is how much of it to take, `block` the length of a block. The text differs a little between
-    versions of Python. The validation part is the end of the text: neighbouring blocks say similar things.
+    versions of Python. The validation part is the end of the text, since neighbouring blocks are similar.
     """
     from pydoc_data.topics import topics
 

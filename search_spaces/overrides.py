@@ -1,4 +1,4 @@
-"""Overrides: what a user says about a declared parameter, checked and turned into a distribution.
+"""Overrides: a user's value or range for a declared parameter, checked and turned into a distribution.
 
     lr: 0.001                             a fixed value
     width: [64, 128]                      a list of choices

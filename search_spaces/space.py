@@ -27,7 +27,7 @@ from hydra_tune.search_spaces.distributions import Value
 Assignment: TypeAlias = dict[str, Any]
 
 LARGEST_LISTED_RANGE = 64
-"""Longest range of whole numbers in a grid: nobody means to try each of 1,000 widths."""
+"""Longest range of whole numbers in a grid: a longer one, such as 1,000 widths, is probably a mistake."""
 
 LARGEST_GRID = 100_000
 """Most assignments that are listed; no study trains as many."""

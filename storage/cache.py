@@ -176,7 +176,7 @@ class Cache:
     def take_in(self, connection: Connection, study: CachedStudy, ids: Iterable[int] = ()) -> list[FrozenTrial]:
         """Read what other processes wrote to an owned study since the last time; return the trials that they changed.
 
-        `ids` are rows of theirs that are older than the last known one. Nothing of this process may wait to be written.
+        `ids` are row ids of other processes' trials below the last known id. The write queue must be empty.
         """
         unfinished = {row_id for trial in study.unfinished() if (row_id := self._row_id(trial)) >= 0}
         changed = []

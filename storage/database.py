@@ -157,7 +157,7 @@ def _sqlite_engine(path: Path, read_only: bool) -> Engine:
 
 
 class _SqliteFile:
-    """The file of an engine; the same one as long as the engine is used."""
+    """The file of an engine, and the check that it stays the same while the engine is used."""
 
     def __init__(self, path: Path, read_only: bool) -> None:
         self._path = path
@@ -174,7 +174,7 @@ class _SqliteFile:
     def check(self) -> None:
         """Raise a StorageError if the file that was opened first is no longer at its path.
 
-        SQLite would go on in a file without a name, or make an empty one. A reader may be given another file.
+        SQLite would continue in the removed file, or make an empty one. A read-only engine may see the file replaced.
         """
         if self._first is None or self._read_only:
             return

@@ -5,7 +5,7 @@ cannot check the process, so there the lease is free after it has not been renew
 the database's: on a server, the clocks of two hosts may differ by more than that.
 
 A holder that was suspended may wake after another has taken over. So every transaction of the holder's storage checks
-the lease first (`QueuedDatabase.fence`), by the holder's own number: what a former holder still has is never written.
+the lease first (`QueuedDatabase.fence`), by the holder's own number: a former holder's queued rows are never written.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ class HydraStorage(QueuedDatabase, BaseStorage):
             return self._trial(trial_id)[1]
 
     def may_report(self, trial_id: int, step: int) -> bool:
-        """True if a trial is unfinished and has no report of this step; unlike `get_trial`, hands nothing out."""
+        """True if a trial is unfinished and has no report of this step; unlike `get_trial`, copies no trial."""
         with self._lock:
             trial = self._trial(trial_id)[1]
             return step not in trial.intermediate_values and not trial.state.is_finished()

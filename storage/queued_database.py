@@ -81,7 +81,7 @@ class QueuedDatabase:
         """True once another process has changed a study that this one owns: the database then numbers new trials."""
         self._from_outside: list[FrozenTrial] = []
         self._unread_reports: dict[int, dict[int, float]] = {}
-        """Reports of a trial that no reader has got since they were copied: more can be added without another copy."""
+        """Reports of a trial that were copied and not read since: further reports are added without another copy."""
         self._provisional_ids = count(FIRST_PROVISIONAL_ID)
         # `_lock` guards the cache and the queue; `_flush_lock` lets one flush run at a time. A flush takes `_lock` only
         # at its start and end, so that a slow disk does not block readers. Never wait for `_flush_lock` while holding

@@ -206,9 +206,9 @@ def lock_study(connection: Connection, study_id: int) -> None:
 
 
 def _make_room(connection: Connection, study_id: int, last_id: int, last_number: int) -> list[int]:
-    """Lock the study and number other processes' new trials after ours; return the row ids of theirs.
+    """Lock the study, renumber the new trials of other processes to follow ours, and return their row ids.
 
-    Both counted from the same number, but ours are running under theirs already.
+    Both sides counted on from the same trial, so their numbers collide. Ours stay: our trials already run under them.
     """
     try:
         lock_study(connection, study_id)

@@ -1,4 +1,4 @@
-"""A room imports only from rooms earlier in the list: the order stands here, and nowhere else."""
+"""A room imports only from rooms earlier in the list, which is written here and nowhere else."""
 
 from __future__ import annotations
 

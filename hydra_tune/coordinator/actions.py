@@ -1,8 +1,8 @@
 """Carries out requests from viewers of a running study: stop, retry, add trials.
 
 A viewer writes a row (`storage/actions.py`); the coordinator checks for rows about once a second and writes its answer
-in the same transaction as the effect, so that a kill at any time leaves nothing done twice or by half. Requests for a
-study without a coordinator wait until it is resumed.
+in the same transaction as the effect, so that a kill at any time leaves no request half done or done twice. Requests
+for a study without a coordinator wait until it is resumed.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Attempt(TrialRun):
     judged: list[tuple[float, ...]] = field(default_factory=list)
     """Values of the search's metrics by epoch."""
     _third: int | None = None
-    """Third among all trials that have reported at its last epoch, 0 for the best."""
+    """Tercile of its last value among all trials that reported at that epoch: 0 for the best third, 2 for the worst."""
     _saved: float = field(default_factory=time.monotonic)
     _save_seconds: float = 0.0
 

@@ -1,4 +1,4 @@
-"""Runs the trials of one search, each in attempts, until it ends or a retry makes no sense."""
+"""Runs the trials of one search, each in one or more attempts (`attempt.py`), until `retries.py` grants no other."""
 
 from __future__ import annotations
 

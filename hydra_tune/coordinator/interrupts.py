@@ -1,6 +1,6 @@
 """Stops a search from outside: by signals, and in a notebook by its interrupt.
 
-The first interrupt stops in order, which the search itself does; the second stops at once.
+After the first interrupt the search checkpoints its trials and ends; the second ends it at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Interruptible(Protocol):
     async def run(self) -> None: ...
 
     def interrupt_from_outside(self) -> None:
-        """Stop in order, at the second call at once; from any thread."""
+        """Checkpoint the trials and stop; at the second call stop at once. May be called from any thread."""
         ...
 
 

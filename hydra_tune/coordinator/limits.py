@@ -75,7 +75,7 @@ class Limits:
         return LOOK_AGAIN_SECONDS if held_back else None
 
     def rivals(self, finished: int, running: int) -> int:
-        """Return the number of trials that want devices: those in flight, and those to come as far as there is room."""
+        """Return the number of trials that compete for devices: those in flight, and new ones for the free places."""
         to_come = max(0, self.trials - finished - running) if self.may_ask(0) else 0
         return min(max(self.at_once, running), running + to_come)
 

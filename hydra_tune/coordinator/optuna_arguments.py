@@ -15,7 +15,7 @@ from hydra_tune.storage.database import address
 
 
 class OptunaArguments(TypedDict, total=False):
-    """Arguments of Optuna that a search calls otherwise; an Optuna script may keep them."""
+    """Arguments to which Optuna gives another name than a search does; both names are accepted."""
 
     study_name: str | None
     """The name of the study: `study`."""

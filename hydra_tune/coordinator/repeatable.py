@@ -1,8 +1,8 @@
 """Makes a sampler's random numbers depend on the trial, not on the calls before it.
 
-Optuna's samplers draw from one stream, in the order of their calls; a search that was killed would go on with another
-stream than the unbroken one. Here the generators are seeded anew for each proposal, from the study's seed, the trial's
-number and the parameter's name. So nothing of a sampler has to be stored: with the same finished trials it proposes the
+Optuna's samplers draw from one stream, in the order of their calls, so a killed and resumed search would draw other
+numbers than an unbroken one. Here the generators are seeded for each proposal, from the study's seed, the trial's
+number and the parameter's name. No state of a sampler has to be stored: with the same finished trials it proposes the
 same parameters.
 """
 
@@ -19,7 +19,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 RELATIVE = ""
-"""In place of a parameter's name, for those that are proposed together."""
+"""Stands for the parameter's name in the seed of parameters that are proposed together."""
 
 
 class RepeatableSampler(BaseSampler):

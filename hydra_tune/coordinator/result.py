@@ -33,7 +33,7 @@ NO_MODEL = (
 
 
 class SearchResult:
-    """A finished (or paused) study. That of `ht.search` can be written too: to enqueue, ask and tell, or optimize."""
+    """A finished or paused study. The study of `ht.search` can also be written: enqueue, ask, tell, optimize."""
 
     def __init__(
         self,

@@ -161,7 +161,7 @@ def make_pruner(pruner: str | Mapping[str, Any] | BasePruner | None) -> BasePrun
 
 def draws_by_number(sampler: object) -> bool:
     """True for a sampler whose parameters depend on the study's seed and the trial's number only."""
-    return sampler in ("random", "grid", "qmc")
+    return sampler in BY_NUMBER
 
 
 def trial_limit(sampler: BaseSampler) -> int | None:

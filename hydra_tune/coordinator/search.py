@@ -1,6 +1,6 @@
 """The function `search`, which users call, and `run_search` behind it: settings in, result out.
 
-The run itself is a `Search` (`search_run.py`).
+The run itself is a `Search` (`search_run.py`), which runs trials one by one through a `TrialLoop` (`trial_loop.py`).
 """
 
 from __future__ import annotations

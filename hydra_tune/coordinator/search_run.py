@@ -172,7 +172,7 @@ class Search:
         return self.directories.losses
 
     async def _keep_directories(self) -> None:
-        """Look after this run's directories; if they cannot be made again, end the search."""
+        """Check this run's directories repeatedly; end the search if a removed one cannot be made again."""
         try:
             while True:
                 await asyncio.sleep(LOOK_SECONDS)

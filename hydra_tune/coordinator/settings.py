@@ -61,20 +61,20 @@ class SearchSettings:
     """Settings of a search. The fields are the arguments of `search`, in the order of the flags."""
 
     trials: int = _setting(
-        "How many trials the study has in total; else until the timeout or until the study is stopped.",
+        "Total number of trials of the study; without it the search runs until the timeout or a stop.",
         int,
         default_factory=lambda: ENDLESS,
         stored=True,
         check=checks.whole,
     )
     n_trials: int | None = _setting(
-        "How many trials to run now, in addition to those of an existing study.",
+        "Number of trials to run now, in addition to those of an existing study.",
         int,
         default=None,
         check=checks.whole,
     )
     metric: str | Sequence[str] | None = _setting(
-        "What is optimised, by default the loss, or the value that an objective returns; several times for several.",
+        "Metric to optimise; default the loss, or the value that an objective returns. Repeat for several objectives.",
         list[str],
         default=None,
         check=checks.metrics,
@@ -91,7 +91,10 @@ class SearchSettings:
     devices: str = _setting("auto, 2xcpu, or cuda:0,cuda:1.", default="auto", stored=True)
     device_memory: str | int | None = _setting("Budget of each device, such as 8GiB.", default=None, stored=True)
     spill: str | None = _setting(
-        "Directory for what processes hand to each other.", default=None, stored=True, check=checks.directory
+        "Directory for spilled state and for data that processes exchange.",
+        default=None,
+        stored=True,
+        check=checks.directory,
     )
     strategy: str | Mapping[str, Any] | Sequence[Any] = _setting(
         "auto, any, search, whole, shard, pipeline, sparse, ist, elastic, or several to choose from; "
@@ -129,17 +132,17 @@ class SearchSettings:
     catch: type[Exception] | tuple[type[Exception], ...] | None = _setting(
         "Errors of user code that the search survives; by default all.", None, default=None, check=checks.errors
     )
-    resume: bool = _setting("Go on with an existing study.", bool, default=False)
-    load_if_exists: bool = _setting("Go on with the study if it exists, else start it.", bool, default=False)
+    resume: bool = _setting("Continue an existing study.", bool, default=False)
+    load_if_exists: bool = _setting("Continue the study if it exists, else start it.", bool, default=False)
     concurrency: int | None = _setting(
         "Trials in flight; default one a device.", int, default=None, stored=True, check=checks.whole
     )
     progress: bool = _setting("Show progress on stderr; the command line has --quiet.", None, default=True)
     keep_weights: int = _setting(
-        "How many of the best trials keep their weights.", int, default=10, stored=True, check=checks.whole
+        "Number of best trials whose weights are kept.", int, default=10, stored=True, check=checks.whole
     )
     checkpoint_seconds: float = _setting(
-        "How often running trials are checkpointed.", float, default=10.0, stored=True, check=checks.seconds
+        "Seconds between two checkpoints of a running trial.", float, default=10.0, stored=True, check=checks.seconds
     )
     deadline: float | None = _setting(
         "Seconds without a sign of life until a trial is hung.",

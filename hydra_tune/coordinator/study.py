@@ -70,7 +70,7 @@ class OwnedStudy:
     def __init__(self, settings: SearchSettings, space: Any, source: Source) -> None:
         self.settings = settings
         self._space_change = ""
-        """Difference of the search space from earlier runs, once a trial has shown it."""
+        """Difference of the search space from earlier runs, once a trial's parameters show it."""
         self.stopped: set[int] = set()
         """Running trials that were asked to stop."""
         self._running: dict[int, _Running] = {}
@@ -146,13 +146,13 @@ class OwnedStudy:
         self.records.describe(self.seed, list(self.metrics), self.stored, source.describe(), source.text())
 
     def _is_objective(self) -> None:
-        """Note that `build` is an ordinary objective: its single value is no loss, unless the user calls it so."""
+        """Rename the single metric from `loss` to `value`: `build` is an objective, and the user named no metric."""
         if self.settings.metric is None and self.metrics == ("loss",):
             self._name_metrics(VALUE_OF_OBJECTIVE)
             self._record_settings()
 
     def _find_files(self) -> StudyFiles:
-        """Return the study's files; log if those of earlier runs are out of reach."""
+        """Return the study's files; log a warning if the directory of earlier runs does not exist."""
         before = self._before.settings if self._before is not None else {}
         files = StudyFiles.of(self.settings.storage, self.study_id, before)
         recorded = files.record(self.settings.storage)
@@ -375,7 +375,7 @@ class OwnedStudy:
         return Outcome(status, values, "" if values else "told by another process")
 
     def look_outside(self) -> None:
-        """Take in what other processes have changed of the study; a running trial that they told is ended."""
+        """Read other processes' changes of the study; end a running trial whose result one of them has recorded."""
         self._lease.check()  # taking in writes what is queued
         for trial in self.storage.take_in(self.study_id):
             self._distributions = trial.distributions | self._distributions

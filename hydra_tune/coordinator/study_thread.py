@@ -86,7 +86,7 @@ class StudyThread:
 
     @property
     def stopped(self) -> set[int]:
-        """Running trials that were asked to stop, or that another process has told."""
+        """Running trials that were asked to stop, or whose result another process has recorded."""
         return self._study.stopped
 
     @property
@@ -96,7 +96,7 @@ class StudyThread:
 
     @property
     def elsewhere(self) -> int:
-        """Number of trials that ended meanwhile without having run in this search."""
+        """Number of trials that other processes have ended since this search began."""
         return self._study.elsewhere
 
     @property

@@ -1,7 +1,7 @@
 """Decides which code a study's record may make `resume` and `export` execute.
 
-The record is in a database that others may be able to write, as may be the text that the code is compared with. So the
-code that it names is executed only if it lies under the current folder, or if the user names it too.
+Others may be able to write to the database that holds the record and the recorded source text. So code that the record
+names is executed only if it lies under the current folder, or if the user names it with `--trust`.
 """
 
 from __future__ import annotations

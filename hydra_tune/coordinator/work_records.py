@@ -1,4 +1,4 @@
-"""Records of a study's units and of what happens on the way, written on the study's thread."""
+"""Records a study's units, its steps and its late results, on the study's thread."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def use(device: torch.device) -> None:
-    """Make `device` this process's default accelerator, so that user code that says just "cuda" gets it."""
+    """Make `device` this process's default accelerator, so that user code that names just "cuda" gets it."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
 

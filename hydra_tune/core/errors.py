@@ -12,7 +12,7 @@
     ├── SearchFailed         no trial completed: exit code 1
     └── WorkerLost           a worker process ended while it had work
 
-A message says what happened and quotes the value; the hint says how to mend it. Both fit on one line.
+A message states what happened and quotes the value; the hint states the fix. Both fit on one line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 
 class HydraTuneError(Exception):
-    """Base of all deliberate errors: a one-line message of what happened and a one-line hint for mending it."""
+    """Base of all deliberate errors: a one-line message of what happened and a one-line hint with the fix."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint)

@@ -44,27 +44,29 @@ class Study(BaseModel):
     id: int
     name: str
     state: Literal["running", "finished", "stopped", "open"] = Field(
-        description="running: a process holds it; finished: all its trials have ended; stopped: they have not, and "
-        "nobody runs it; open: made by plain Optuna, which does not say."
+        description="running: a process runs it; finished: all its trials have ended; stopped: some have not "
+        "ended, and no process runs it; open: made by plain Optuna, which records no state."
     )
     metrics: list[str]
     directions: list[Literal["minimize", "maximize"]]
-    counts: dict[str, int] = Field(description="Trials by state.")
+    counts: dict[str, int] = Field(description="Number of trials by state.")
     trials: int
     finished: int
-    planned: int | None = Field(description="The study's total of trials, where it is known.")
-    eta_seconds: float | None = Field(description="Until all planned trials have ended, at the pace of this run.")
+    planned: int | None = Field(description="Total number of trials that the study is to have, if known.")
+    eta_seconds: float | None = Field(
+        description="Seconds until all planned trials have ended, at the pace of this run."
+    )
     best: Best | None = Field(description="None with several objectives; see the Pareto front.")
     started: float | None = Field(description="Seconds since 1970.")
     ended: float | None
-    version: int = Field(description="Grows whenever a trial changes.")
+    version: int = Field(description="Increases with each change of a trial.")
 
 
 class StudyDetail(Study):
     """A study with its parameters and settings."""
 
     parameters: list[Parameter]
-    strategies: dict[str, int] = Field(description="Trials by strategy.")
+    strategies: dict[str, int] = Field(description="Number of trials by strategy.")
     settings: dict[str, Any]
     seed: int | None
     spec: dict[str, Any] | None
@@ -156,9 +158,9 @@ class TrialDetail(TrialRow):
     communicated_bytes: int | None
     spill_read_bytes: int | None
     spill_written_bytes: int | None
-    spilled_bytes: int | None = Field(description="The most that was seen in the spill store at a time.")
-    budget_bytes: int | None = Field(description="Memory of a device, where it was recorded.")
-    plan: Any = Field(description="What the strategy has planned and why, as it recorded it.")
+    spilled_bytes: int | None = Field(description="Peak bytes in the spill store.")
+    budget_bytes: int | None = Field(description="Memory of a device in bytes, if recorded.")
+    plan: Any = Field(description="The strategy's plan and the reason for the strategy, as recorded.")
     curves: list[Curve]
     reports: Curve
     work: list[WorkRow]
@@ -216,8 +218,8 @@ class Importances(BaseModel):
     """The importance of each parameter, the most important first."""
 
     shares: list[Importance]
-    trials: int = Field(description="The completed trials from which they were computed.")
-    complete: int = Field(description="The completed trials in all.")
+    trials: int = Field(description="Number of completed trials used.")
+    complete: int = Field(description="Number of all completed trials.")
 
 
 class Pareto(BaseModel):
@@ -234,7 +236,7 @@ class FailureReason(BaseModel):
     state: str
     reason: str
     count: int
-    numbers: list[int] = Field(description="Some of them.")
+    numbers: list[int] = Field(description="Numbers of some of these trials.")
 
 
 class DeviceRow(BaseModel):
@@ -258,9 +260,7 @@ class Devices(BaseModel):
     bound: float
     bound_reason: str
     utilisation: float
-    spilled_bytes: int | None = Field(
-        description="The most that lay in the spill store at a time; null where that was not recorded."
-    )
+    spilled_bytes: int | None = Field(description="Peak bytes in the spill store; null if not recorded.")
 
 
 class UnitRow(BaseModel):
@@ -291,7 +291,7 @@ class DeviceSeries(BaseModel):
 class SpillSeries(BaseModel):
     """Bytes in the spill store over time: the maximum of each bin, null before the first record."""
 
-    host_bytes: list[int | None] = Field(description="In host memory.")
+    host_bytes: list[int | None] = Field(description="Bytes in host memory.")
     disk_bytes: list[int | None]
 
 
@@ -301,7 +301,9 @@ class Timeline(BaseModel):
     start: float
     end: float
     bins: int
-    exact: bool = Field(description="Whether `units` are the units themselves, not the busiest trial of each bin.")
+    exact: bool = Field(
+        description="True if `units` are single units; false if they are the busiest trial of each bin."
+    )
     last_unit: int
     units: list[UnitRow]
     series: list[DeviceSeries]

@@ -1,6 +1,6 @@
-"""A time limit for the arrival of a request: visitors who send one by halves must not keep others out.
+"""A time limit for the arrival of a request, so that half-sent requests cannot occupy the server.
 
-The server's own limits begin only after a response.
+The server's own time limits begin only after its first response.
 """
 
 from __future__ import annotations

@@ -61,11 +61,18 @@ def trials(
     offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 50,
     sort: Annotated[
-        str | None, Query(max_length=600, description="A parameter, a metric, number, state, seconds, memory, …")
+        str | None,
+        Query(
+            max_length=600, description="Column to sort by: a parameter, a metric, number, state, seconds, memory, …"
+        ),
     ] = None,
     descending: bool | None = None,
     filter: Annotated[
-        str, Query(max_length=1_000, description="Such as `state:failed`, `lr<0.01`, `activation=relu`, or words.")
+        str,
+        Query(
+            max_length=1_000,
+            description="Terms such as `state:failed`, `lr<0.01`, `activation=relu`, or words of an error.",
+        ),
     ] = "",
 ) -> answers.TrialPage:
     """Return a page of trials, filtered and sorted; by default the best first."""

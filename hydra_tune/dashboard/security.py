@@ -144,7 +144,7 @@ def judge(policy: Policy, method: str, path: str, scheme: str, headers: Mapping[
 def _is_from_elsewhere(method: str, path: str, headers: Mapping[str, str]) -> bool:
     """True if the browser says that a page of another site sends this, except for a link to one of our pages.
 
-    A page may send reads without an Origin; it could not see the answers, but make them costly.
+    Such a page may send GET requests without an Origin. It cannot read the responses, but they cost time and memory.
     """
     if headers.get("sec-fetch-site", "none").lower() in ("none", "same-origin"):
         return False

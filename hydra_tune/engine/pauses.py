@@ -1,7 +1,7 @@
 """Measures the time in which the coordinator itself did not run: stopped by Ctrl-Z, or by a machine that stood still.
 
-In that time no sign of life could be seen, so it does not count against a deadline. A timer that rings too late shows
-it: the event loop was not there to let it ring.
+During a pause the coordinator sees no sign of life of its workers, so the pause does not count against their deadlines.
+A timer that fires late reveals it: the event loop was not running when the timer was due.
 """
 
 from __future__ import annotations

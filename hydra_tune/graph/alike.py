@@ -1,7 +1,7 @@
 """Nodes that do the same work: the same calls, with the same settings, on tensors of the same sizes.
 
-Whatever else the machine does disturbs one measurement or another, and a cut by disturbed numbers is a bad one. The
-layers of most models repeat, so each of them is measured as often as it occurs.
+Other work on the machine disturbs single measurements, and a cut based on them would be uneven. Most models repeat
+their layers, so the median over all nodes of a kind is a more reliable measurement of each.
 """
 
 from __future__ import annotations

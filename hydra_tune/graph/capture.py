@@ -1,8 +1,8 @@
 """From a model and a pilot batch to a `Program` and its nodes, checked against the model itself.
 
 The model is recorded twice, in training and in evaluation mode, which must take the same path. Modules whose inside
-cannot be recorded are called as a whole; where the outermost forward itself cannot be, the model is one node and the
-reason is kept. Before a program is believed it is run on a real batch, and on a smaller one, in both modes: outputs and
+cannot be recorded are called as a whole; if the outermost forward itself cannot be recorded, the model is one node and
+the reason is kept. Before a program is used it is run on a full batch and on a smaller one, in both modes: outputs and
 buffers must equal the model's own, bit for bit.
 """
 
@@ -41,7 +41,7 @@ MOST_CLOSED = 24
 MOST_RUNS, MOST_SECONDS = 20, 2.0
 """A capture takes at most the time of this many runs of the model, and these seconds."""
 TOLERANCE = 1000
-"""Difference in multiples of a dtype's epsilon that is allowed to a model recorded as if it were traced."""
+"""Allowed difference, in multiples of a dtype's epsilon, for a model recorded with `is_tracing()` True."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Captured:
 def capture(model: nn.Module, pilot: Any, batches: Sequence[Any]) -> Captured:
     """Return the program of `model`, recorded with the inputs `pilot` and checked on those of `batches`.
 
-    The pilot only says what comes of what: a few rows will do. With no batches to check on, the program is that of a
-    model which is known from before.
+    The pilot only shows which operation uses which result, so a few rows suffice. Without `batches` nothing is checked:
+    the model was captured and checked before.
     """
     names = _argument_names(model, pilot)
     with untouched(model):
@@ -95,13 +95,13 @@ def capture(model: nn.Module, pilot: Any, batches: Sequence[Any]) -> Captured:
 
 
 class _Search:
-    """Looks for a program that does what the model does, with as few modules called as a whole as possible."""
+    """Searches for a program equivalent to the model in which as few modules as possible are called as a whole."""
 
     def __init__(self, model: nn.Module, names: list[str], pilot: Any, batches: Sequence[Any], until: float) -> None:
         self.model, self.names, self.pilot, self.batches, self.until = model, names, pilot, batches, until
         self.closed: set[str] = set()
         self.traced = False
-        """True if the model is told that it is traced: it then takes no shortcut that depends on contents."""
+        """True if `torch.jit.is_tracing()` is True for the model: it then skips shortcuts that depend on contents."""
         self.within: tuple[str, ...] = ()
         """For each operation of the last recording, the innermost module in whose forward it is."""
 

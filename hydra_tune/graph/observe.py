@@ -1,4 +1,4 @@
-"""Observing a model: its own forward and backward run as they are on one batch, and hooks note what happens when.
+"""Observes a model: runs its own forward and backward on one batch, while hooks measure each part of it.
 
 The forward is divided into *nodes*: a node begins when a module that has parameters of its own is called, and lasts
 until the next such call. For each node the observation has the parameters that operations used in it, wherever user
@@ -164,7 +164,7 @@ class _Pilot:
         self.rewritten: dict[str, None] = {}
         """Parameters that the forward changes."""
         self.looks_again = any(m._backward_hooks or m._backward_pre_hooks for m in model.modules())
-        """True if the backward may look at parameters whose gradients are complete: it runs modules or their hooks."""
+        """True if the backward may read parameters whose gradients are complete: it runs modules or their hooks."""
         self._run = PilotRun([])
         self._at = 0
         self._clock = 0.0

@@ -25,7 +25,7 @@ class ModuleCall:
     unsaved: int = 0
     """Most bytes alive at once, batch included, without the bytes that any node had saved by then."""
     forward_live: int = 0
-    """Most bytes alive at once in the forward, batch and saved tensors included, as far as user code holds them."""
+    """Most bytes alive at once in the forward, including those of the batch and saved tensors that user code holds."""
     backward_held: int = 0
     """Most bytes alive at once in the backward, with the saved tensors that it has asked for and not yet released."""
     backward_peak: int = 0

@@ -254,8 +254,8 @@ class _Pilot:
     def cut_allowed_after(self, index: int) -> bool:
         """True if the values that cross a cut after this node can be handed on; known once all nodes have run.
 
-        The shard that changes a value works on a copy of its own. So nobody after that shard may use the value, and
-        nobody who uses it may know it by another name.
+        A shard that changes a value in place works on a copy of its own. So no later shard may use that value, nor
+        another value that shares its storage.
         """
         crossing = self._crossing[index]
         changed = {value for value, node in self.mutated_in.items() if node <= index}

@@ -70,7 +70,7 @@ def calls_of_modules(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def einops_called(recorder: Recorder) -> Iterator[None]:
-    """Show the recorder each call of einops, within the block: it looks up what to do by sizes."""
+    """Show the recorder each call of einops, within the block: einops plans its work by sizes, in Python."""
     einops: Any = sys.modules.get("einops.einops")
     original = getattr(einops, "_apply_recipe", None)
     if original is None:
@@ -91,7 +91,7 @@ def einops_called(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def lengths_seen(recorder: Recorder) -> Iterator[None]:
-    """Let `len` of a tensor give the recorder's size, within the block: torch itself would give a plain one."""
+    """Let `len` of a tensor give the recorder's size, within the block: torch returns a plain int."""
     original = builtins.len
 
     def length(thing: Any, /) -> int:

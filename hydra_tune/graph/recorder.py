@@ -3,8 +3,8 @@
 The user's own code runs with real tensors, so dicts, keywords, dataclasses, caches and any Python between the calls
 need no special case. Each call becomes an operation whose tensors are referred to by the operation that made them; a
 call of one of torch's own layers, or of a module that is closed, is one operation, and its inside is not seen. Sizes
-are ints that know their origin (`sizes.py`). Refused is what a recording could not repeat on another batch: a decision
-by the contents of a tensor, and a forward that changes attributes of its modules.
+are ints that record their origin (`sizes.py`). A forward that a recording could not repeat on another batch is refused:
+one that decides by the contents of a tensor, or that changes attributes of its modules.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _CONTENTS = {
     "numpy": "a NumPy array", "__array__": "a NumPy array", "equal": "a decision", "allclose": "a decision",
     "is_nonzero": "a decision",
 }  # fmt: skip
-"""Calls that give the contents of a tensor to code outside torch, and what they are made into."""
+"""Calls that give the contents of a tensor to code outside torch, with the name of the result for messages."""
 _SIZES = {"size", "shape", "numel", "nelement", "__len__"}
 _PARTS = {"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes", "__iter__"}
 """Calls whose number of results may depend on a size."""
 _OF_NOTHING = {"arange", "ones", "zeros", "full", "eye", "tensor", "linspace", "tril_indices", "triu_indices",
                "as_tensor", "scalar_tensor", "finfo", "iinfo"}  # fmt: skip
-"""Functions that make a tensor of sizes and constants alone, always the same."""
+"""Functions that make a tensor from sizes and constants alone, the same one each time."""
 _AT_RANDOM = ("rand", "normal", "bernoulli", "dropout", "multinomial", "uniform", "exponential", "poisson", "empty")
 _KEEPS = {"__setitem__", "__delitem__"}
 
@@ -88,7 +88,7 @@ class Recorder(TorchFunctionMode):
         """Innermost module whose forward could not be recorded."""
         self.recording = False
         self.removable: set[int] = set()
-        """Operations that only say a size or take a part of a result: without users they go."""
+        """Operations that only return a size or a part of a result; they are removed if nothing uses them."""
         self.steady: set[int] = set()
         """Values that depend on sizes and constants alone."""
         self._known: dict[int, tuple[Any, Any]] = {}
@@ -127,7 +127,7 @@ class Recorder(TorchFunctionMode):
         return self._without_unused(output)
 
     def _enter(self, ref: Ref, value: Any) -> Any:
-        """Return an input as the forward is given it: numbers know their origin, other plain values are pinned."""
+        """Return an input for the forward: numbers record their origin, other plain values are pinned."""
         if isinstance(value, torch.Tensor):
             self._known[id(value)] = value, ref
             return value
@@ -172,7 +172,7 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _size(self, name: str, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Return the size of a tensor, as numbers that know their origin."""
+        """Return the size of a tensor, as numbers that record their origin."""
         found = func(*plainly(args), **plainly(options))
         tensor = args[0]
         if name == "__len__":
@@ -244,7 +244,7 @@ class Recorder(TorchFunctionMode):
         return index in self.numbers
 
     def _note(self, ref: Ref, result: Any) -> None:
-        """Note what stands for each tensor of a result."""
+        """Store the reference that stands for each tensor of a result."""
         if isinstance(result, torch.Tensor):
             if torch._C._functorch.is_functorch_wrapped_tensor(result):
                 raise NotRecordable("it uses torch.vmap or torch.func")
@@ -285,7 +285,7 @@ class Recorder(TorchFunctionMode):
         return self.function(Applied(kind), args, kwargs, functools.partial(original, kind))
 
     def function(self, target: Any, args: Any, kwargs: Any, call: Any = None) -> Any:
-        """Call a function as one operation; `call` is what calls it now."""
+        """Record a function as one operation; `call` runs it now."""
         given = self._stands(args), self._stands(kwargs)
         with _pop_mode_temporarily(), self._unseen():
             result = (call or target)(*plainly(args), **plainly(kwargs))

@@ -1,4 +1,4 @@
-"""Sizes of tensors that know where they come from, so that a program recorded with a few rows runs with any number.
+"""Sizes of tensors that record their origin, so that a program recorded with a few rows runs with any number.
 
 A recorded size is an `int` for all code that is given one. Arithmetic with it is recorded, and so are decisions by it
 (`if length > limit`), as checks that the recorded program repeats: a batch for which one comes out otherwise is refused
@@ -28,13 +28,13 @@ _MATH = ("sqrt", "log", "log2", "exp", "floor", "ceil", "pow")
 
 
 class Records(Protocol):
-    """A recorder, as far as its sizes need it."""
+    """The methods of a recorder that sizes call."""
 
     @property
     def recording(self) -> bool: ...
 
     def compute(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Record a calculation with sizes, and return its result, a size or another number that knows its origin."""
+        """Record a calculation with sizes, and return its result, a size or another number that records its origin."""
 
     def require(self, check: Callable[..., Any], *args: Any) -> None:
         """Record a check."""
@@ -68,7 +68,7 @@ class Number(float):
 
 
 def sized(number: Any, recorder: Records, value: int) -> Any:
-    """Return the number as one that knows its origin; anything but a number is returned as it is."""
+    """Return the number as one that records its origin; return anything else unchanged."""
     if isinstance(number, bool) or not isinstance(number, int | float):
         return number
     made: Any = Size(number) if isinstance(number, int) else Number(number)
@@ -89,7 +89,7 @@ def is_recorded(number: Any) -> bool:
 
 
 def decided(compare: Callable[[Any, Any], bool], one: Any, other: Any, expected: bool) -> None:
-    """Raise CandidateError if a decision by sizes comes out otherwise than when the model was recorded."""
+    """Raise CandidateError if a decision by sizes has another result than when the model was recorded."""
     if bool(compare(one, other)) is not expected:
         raise CandidateError(
             f"a batch has other sizes than the recorded one, and the model's forward decides by sizes ({one} "
@@ -99,7 +99,7 @@ def decided(compare: Callable[[Any, Any], bool], one: Any, other: Any, expected:
 
 
 def pinned(size: Any, expected: Any) -> None:
-    """Raise CandidateError if something that the forward uses as a plain value is another than when recorded."""
+    """Raise CandidateError if a value that the forward uses as a plain one differs from the recorded one."""
     if type(size) is not type(expected) or size != expected:
         raise CandidateError(
             f"a batch has {size!r} where the recorded one had {expected!r}, and the model's forward decides by sizes",
@@ -108,7 +108,7 @@ def pinned(size: Any, expected: Any) -> None:
 
 
 def counted(parts: Any, expected: int) -> None:
-    """Raise CandidateError if an operation gives another number of tensors than when recorded."""
+    """Raise CandidateError if an operation returns another number of tensors than when recorded."""
     pinned(len(parts), expected)
 
 

@@ -26,7 +26,7 @@ from hydra_tune.lightning.spawning import carry_by_value
 from hydra_tune.lightning.trial_connection import ConnectionServer, DirectConnection, SocketConnection, TrialConnection
 
 PULSE_SECONDS = 1.0
-"""Seconds between two questions whether the search is being stopped; each is also a sign of life."""
+"""Seconds between two checks whether the search is being stopped; each is also a sign of life."""
 STEP_HOOKS = (
     "on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
     "on_before_optimizer_step", "on_train_batch_end",
@@ -237,7 +237,7 @@ class HydraTuneCallback:
     # Reports
 
     def _look(self, trainer: Any, place: str, *, last: bool = False) -> None:
-        """Report if the metrics are present and due; `last` is the last chance to find them.
+        """Report the metrics if they are logged and due; with `last` a missing metric is an error.
 
         A metric logged in training is available at the end of an epoch, or later if the module logs it in a hook of its
         own: the place where all metrics were first found is used from then on.

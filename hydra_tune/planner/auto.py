@@ -62,7 +62,7 @@ class Auto(Strategy):
 
     name = "auto"
     exact = True
-    summary = "for each trial the exact strategy that suits it, by what is measured of it"
+    summary = "for each trial the exact strategy with the shortest estimated time"
     plans: ClassVar[bool] = True
 
     among: tuple[Strategy, ...] = (Whole(),)
@@ -163,7 +163,7 @@ class _Planned:
     async def _first_choice(self) -> Choice:
         run, auto = self.run, self.auto
         if len(self.names) == 1 and self.names[0] in APPROXIMATE:
-            return self._unmeasured("the sampler chose it" if auto.drawn else "nothing else was asked for")
+            return self._unmeasured("the sampler chose it" if auto.drawn else "it is the only strategy given")
         assert run.candidacy.worker is not None
         because = run.blueprint.whole_because
         if because and "whole" not in self.names:
@@ -186,7 +186,7 @@ class _Planned:
         if auto.pools:
             raise Planned
         if found.failed and (choice is None or not auto.apart or found.stays):
-            return self._unmeasured(f"trying it out failed ({found.failed})")
+            return self._unmeasured(f"its rehearsal failed ({found.failed})")
         if choice is None:
             raise DoesNotFit(why_none(self.estimates))
         return choice

@@ -114,21 +114,21 @@ def _because(best: Estimate, estimates: Sequence[Estimate], situation: Situation
             return fits
         if rivals >= pool.devices:
             return f"{fits}, and {rivals} trials keep {pool.devices} devices busy"
-        return f"{fits}, and no other way is quicker by a tenth"
-    lacking = f"whole, it {cannot.refused}; " if cannot is not None and cannot.refused else ""
+        return f"{fits}, and no other strategy is faster by a tenth"
+    lacking = f"not whole ({cannot.refused}); " if cannot is not None and cannot.refused else ""
     kind = known()[best.strategy]
     if kind.last_resort:
-        return f"{lacking}{best.parts} {kind.parts} of it take turns" if lacking else "quicker than the others"
+        return f"{lacking}{best.parts} {kind.parts} take turns" if lacking else "faster than the others"
     idle = max(0, pool.devices - rivals)
     exact = [each for each in estimates if known()[each.strategy].exact and not each.refused and each is not best]
     times = _times(best, exact, situation)
     spare = f"{idle} of {pool.devices} devices would be idle: " if idle else ""
-    return f"{lacking}{spare}{best.parts} parts of it on {best.devices} devices are {times}"
+    return f"{lacking}{spare}{best.parts} parts on {best.devices} devices are {times}"
 
 
 def _times(best: Estimate, others: Sequence[Estimate], situation: Situation) -> str:
     if not others:
-        return "the only way"
+        return "the only possibility"
     next_best = min(until_done(other, situation) for other in others)
     ratio = next_best / max(until_done(best, situation), 1e-9)
-    return f"{ratio:.1f} times as quick" if math.isfinite(ratio) else "the only way"
+    return f"{ratio:.1f} times as fast" if math.isfinite(ratio) else "the only possibility"

@@ -208,8 +208,8 @@ class DeviceMemory:
     def prefetch(self, wanted: Iterable[tuple[SpillFiles, str, float]]) -> None:
         """Load these blocks in the background, as far as there is room; replaces the earlier request.
 
-        The rest of an earlier request is for a step that has begun: it loads its blocks itself, and a late load would
-        evict a block that is still needed.
+        The rest of an earlier request belongs to a step that has begun. That step loads its blocks itself; a late load
+        would evict a block that is still needed.
         """
         if self._thread is not None:
             with self._lock:

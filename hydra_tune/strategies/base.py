@@ -244,7 +244,7 @@ class Strategy(ABC):
     """True if the strategy has units that run on several devices at the same time."""
     simpler: ClassVar[tuple[str, ...]] = ("whole",)
     """If one of these strategies would finish soon, it is preferred and this one is not estimated."""
-    soon_done: ClassVar[str] = "it is soon done"
+    soon_done: ClassVar[str] = "it trains in a short time"
     """Reason shown if the strategy would finish soon and others are not estimated."""
     parts: ClassVar[str] = "parts"
     """Name of a trial's parts, in the plural."""

@@ -132,4 +132,4 @@ class Look(Protocol):
 
 def not_rehearsed(look: Look) -> str:
     """Return the reason why there is no rehearsal."""
-    return f"trying it out failed ({look.failed})" if look.failed else "the model is too large to be tried out"
+    return f"its rehearsal failed ({look.failed})" if look.failed else "the model is too large to be rehearsed"

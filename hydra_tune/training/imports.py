@@ -1,7 +1,7 @@
 """Finds the modules that a user's file imports from its own folder, by reading it without importing.
 
 Files are followed from import to import, also inside functions. Imports by a computed name are not seen, and modules
-elsewhere, such as installed packages, are not the user's to change between two runs of a study.
+elsewhere, such as installed packages, are assumed not to change between two runs of a study.
 """
 
 from __future__ import annotations

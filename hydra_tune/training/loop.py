@@ -188,11 +188,11 @@ class Training:
         self._random = random
 
     def begin_streams(self) -> None:
-        """Set this process's random generators to where the trial's next batch draws from."""
+        """Set this process's random generators to the state from which the trial's next batch draws."""
         self._random.restore(self.device)
 
     def is_measured(self) -> None:
-        """Skip memory counting: the peak is known from another training of this size."""
+        """Count no memory: the peak is known from another training of this size."""
         self._measured = MEASURED_STEPS
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -162,7 +162,7 @@ class RemoteTrial(Trial):
 
 
 def _restored(info: TrialInfo, line: Line, known: FrozenTrial) -> RemoteTrial:
-    """Return a trial in another process, with what it knew when it was sent there."""
+    """Return a trial in another process, with the data it had when it was pickled."""
     trial = RemoteTrial(info, line)
     trial._cached_frozen_trial = known
     return trial

@@ -1,7 +1,7 @@
 """Finds lists and dicts outside of a build function that a trial has changed: the change stays in its worker.
 
 Under plain Optuna, an objective may append to a list of the script. In a search each worker has a copy of its own,
-which nobody reads. This module only looks; the coordinator says it once.
+which the script never sees. This module detects the change; the coordinator prints one note for a search.
 """
 
 from __future__ import annotations

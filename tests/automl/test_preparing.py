@@ -1,4 +1,4 @@
-"""Tables of all kinds: what is read, what is learned from which rows, and what is refused in one line."""
+"""Tables of all kinds: how they are read, which rows encodings are learned from, and what is refused."""
 
 from __future__ import annotations
 

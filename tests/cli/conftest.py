@@ -1,4 +1,4 @@
-"""Commands as real processes, and one finished search that the looking commands look at."""
+"""Runs commands as real processes, and provides one finished search for the commands that read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad flags, names and files: exit code 2, one line that names the value and the fix, nothing created (20, 21, 23)."""
+"""Bad flags, names and files: exit code 2, one line that names the value and the fix, nothing created."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ YAML = "space: mlp\ndata: digits\ntrials: 2\nepochs: 1\ndevices: 2xcpu\n"
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a refused command says; checks that it is one line and that no database appeared."""
+    """Return the message of a refused command, after checking that it is one line and that no database was made."""
     assert run(list(arguments)) == 2
     printed = capsys.readouterr()
     assert printed.out == ""

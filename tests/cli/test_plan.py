@@ -1,4 +1,4 @@
-"""`hydra-tune plan`: tables and numbers without training, and nothing left behind but what was measured."""
+"""`hydra-tune plan`: prints tables and numbers, trains nothing, and leaves only measurements behind."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def start(study: Path, spec: str) -> None:
 
 
 def rewrite(study: Path, spec: object) -> None:
-    """What someone does who may write to the database; the text to compare with is in it too."""
+    """Change the recorded source and its text, as anyone can who may write to the database."""
     with open_storage(f"sqlite:///{study}/hydra_tune.db") as storage, writing(storage.engine) as connection:
         connection.execute(update(HYDRA_STUDIES).values(spec=json.dumps(spec), source=None))
 

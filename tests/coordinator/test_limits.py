@@ -1,4 +1,4 @@
-"""Limits of a search: how many trials may be in flight."""
+"""Limits of a search: the number of trials in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search says of its makespan."""
+"""The makespan of a search, its lower bound, and the line that reports both."""
 
 from __future__ import annotations
 

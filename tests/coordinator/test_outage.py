@@ -1,4 +1,4 @@
-"""Patience with a database that is away, on a clock of the test's own."""
+"""Outages of a database: pauses between attempts and the time limit, on a virtual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers that learn: a search that was stopped or killed proposes what the unbroken one does."""
+"""Samplers that learn: a search that was stopped or killed proposes the same parameters as an unbroken one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spill store is looked at while a search runs: what changed is told, once, and that nothing is left at the end."""
+"""The size of the spill store during a search: each change is recorded once, and zero at the end."""
 
 from __future__ import annotations
 

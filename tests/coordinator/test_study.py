@@ -1,4 +1,4 @@
-"""The study that a search owns, without workers: what reaches the disk together."""
+"""The study that a search owns, without workers: which changes are written in one transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches that end at their timeout with what trials have, and searches that are told what to try first."""
+"""Searches that end at their timeout with the epochs that trials have, and searches with enqueued trials."""
 
 from __future__ import annotations
 

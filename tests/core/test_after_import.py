@@ -1,4 +1,4 @@
-"""Being told when a module is imported."""
+"""Callbacks that run when a module is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading `devices` and `device_memory`."""
+"""Parsing of `devices` and `device_memory`."""
 
 from __future__ import annotations
 

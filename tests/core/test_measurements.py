@@ -1,4 +1,4 @@
-"""Measurements on disk are never needed: what cannot be read or kept is measured again."""
+"""Measurements on disk are optional: one that cannot be read or written is measured again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random streams: whether something was drawn shows, from whichever of them."""
+"""Random streams: a draw from any of the generators is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of states and the ledger that keeps to it, the retry policy and the deadlines."""
+"""The table of states, the ledger that enforces it, the retry policy and the deadlines."""
 
 from __future__ import annotations
 

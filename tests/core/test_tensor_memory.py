@@ -1,4 +1,4 @@
-"""TensorBytes against sums done by hand."""
+"""TensorBytes compared with sums done by hand."""
 
 from __future__ import annotations
 

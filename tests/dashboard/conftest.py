@@ -1,4 +1,4 @@
-"""One database with everything a dashboard may meet, a client of the guarded application, and real servers."""
+"""A database with every kind of study and trial, a client of the guarded application, and real servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches as real processes, which the tests look at and ask things of while they run."""
+"""Searches as real processes, which the tests observe and send actions to while they run."""
 
 from __future__ import annotations
 

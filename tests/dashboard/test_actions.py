@@ -1,4 +1,4 @@
-"""Actions: written by the dashboard, obeyed by a running search in a process of its own, and never without a token."""
+"""Actions: recorded by the dashboard, executed by a running search in another process, refused without a token."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _ask(client: TestClient, **wish: Any) -> str:
 
 
 def _made(folder: Path) -> bool:
-    """Whether the search has made its tables and first trial."""
+    """Return True once the search has made its tables and its first trial."""
     if not (folder / "live.db").exists():
         return False
     with closing(sqlite3.connect(folder / "live.db")) as database:

@@ -1,4 +1,4 @@
-"""What the JSON API tells, held against what the command line and Optuna tell of the same database."""
+"""The answers of the JSON API compared with those of the command line and of Optuna on the same database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What charts show, computed from columns: held against the plain definition."""
+"""Chart data computed from columns, compared with the plain definition."""
 
 from __future__ import annotations
 

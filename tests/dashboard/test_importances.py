@@ -1,4 +1,4 @@
-"""Importances: those of Optuna's own evaluator, from columns."""
+"""Importances computed from columns equal those of Optuna's own evaluator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live updates of a search that runs in another process: what changes is told, and that it has ended."""
+"""Live updates of a search in another process: its changes and its end are sent."""
 
 from __future__ import annotations
 

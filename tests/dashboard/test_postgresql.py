@@ -1,4 +1,4 @@
-"""The same API on a PostgreSQL server, whose SQL rounds, sums and sees other transactions differently."""
+"""The same API on a PostgreSQL server, which rounds, sums and isolates transactions differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report's file: data of user code stays data, whatever it contains."""
+"""The report's file: data of user code is shown as text, whatever it contains."""
 
 from __future__ import annotations
 

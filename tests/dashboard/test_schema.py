@@ -1,4 +1,4 @@
-"""The published description of the API, tried out: whatever is asked of it, nothing breaks."""
+"""Requests generated from the published description of the API: none breaks the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests are refused: case 22 of what must be survived, and every route without its token."""
+"""Which requests are refused, and every route without its token."""
 
 from __future__ import annotations
 

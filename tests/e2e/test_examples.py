@@ -1,4 +1,4 @@
-"""The examples are what they say."""
+"""The large GPT example has the training state that its comment states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Crash points: nothing is numbered unless asked for, and a process dies exactly at the point that is named."""
+"""Crash points: nothing is numbered by default, and a process dies exactly at the named point."""
 
 from __future__ import annotations
 

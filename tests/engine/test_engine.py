@@ -92,14 +92,14 @@ def wait_and_ask(context: WorkerContext, path: str) -> None:
 
 
 def fill_memory(context: WorkerContext, size: int) -> None:
-    """What the kernel does to a process that has taken too much."""
+    """Kill this process, as the kernel does when memory runs out."""
     taken = bytearray(os.urandom(2**20)) * (size >> 20)
     assert taken
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Record:
-    """An observer that keeps what it hears, and answers two questions."""
+    """An observer that records its callbacks, and answers two calls."""
 
     def __init__(self) -> None:
         self.ended: list[tuple[Unit, UnitResult]] = []

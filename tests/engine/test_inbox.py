@@ -1,4 +1,4 @@
-"""What waits at a worker, and in which order it is taken."""
+"""Units that wait at a worker, and the order in which they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reaper: it kills the groups that are still named when the coordinator ends, and no others."""
+"""The reaper kills the groups that are registered when the coordinator ends, and no others."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.smoke
 
 
 def studied(reports: dict[int, tuple[int, int]]) -> Survival:
-    """What a study with a pruner has seen: for each epoch how many reported and how many of them were pruned."""
+    """Return the survival in a study with a pruner, from the reports and the pruned trials of each epoch."""
     survival = Survival(pruner=True)
     for epoch, (reported, pruned) in reports.items():
         for number in range(reported):

@@ -1,4 +1,4 @@
-"""The scheduler is pure: ready units in, a choice out; and it chooses as a plain search through all units would."""
+"""The scheduler, a pure class: it chooses the same unit as a plain search through all units."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_what_is_gone_takes_no_memory() -> None:
 
 
 def plain_choice(units: Sequence[Ready], worker: WorkerView, policy: Policy) -> Ready | None:
-    """What `peek` should give, by looking at every unit."""
+    """Return the unit that `peek` should return, by a search through all units."""
 
     def left(unit: Ready) -> float:
         return math.inf if unit.remaining is None else unit.remaining

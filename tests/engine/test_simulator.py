@@ -1,4 +1,4 @@
-"""The simulator: small cases by hand, policies against the lower bound, and what no schedule may do."""
+"""The simulator: small cases by hand, policies compared with the lower bound, and rules for every schedule."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_same_seed_gives_the_same_run(policy: str) -> None:
 
 
 def check(scenario: Scenario, outcome: ScenarioOutcome, trace: list[Ran]) -> None:
-    """What holds for every schedule."""
+    """Check the rules of every schedule."""
     lengths = scenario.lengths()
     by_trial, by_device = defaultdict(list), defaultdict(list)
     for one in trace:

@@ -1,4 +1,4 @@
-"""Workers that are forked from a template: as good as new interpreters, and there when the template is not."""
+"""Workers forked from a template: equal to new interpreters, and replaced by those if there is no template."""
 
 from __future__ import annotations
 

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+import hydra_tune as ht
 from hydra_tune.engine.template_client import SHARED
 from hydra_tune.storage import open_storage
 from hydra_tune.storage.queries import trial_records
@@ -23,7 +24,7 @@ COMMON = ["--trials", "3", "--sampler", "random", "--seed", "4", "--devices", "2
 
 
 def command(*arguments: str) -> list[str]:
-    """A command; `resume` and `export` may run the build functions of the tests, which are not where they run."""
+    """Return a command line; `resume` and `export` get `--trust`: the build functions are in another folder."""
     trust = ["--trust", str(SPEC.parents[1])] if arguments[0] in ("resume", "export") else []
     return [sys.executable, "-m", "hydra_tune", *arguments, *trust]
 
@@ -55,7 +56,7 @@ def started(*arguments: str, folder: Path, own_template: bool = False) -> Iterat
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """What `condition` returns once it is true. For what only another process knows."""
+    """Poll `condition` until it is true, for facts that only another process knows; return its value."""
     print(f"waiting for {what}")  # shown where the wait is in vain
     while not (value := condition()):
         time.sleep(0.02)
@@ -80,6 +81,24 @@ def values(folder: Path, study: str) -> list[Any]:
     with open_storage(f"sqlite:///{folder}/hydra_tune.db", read_only=True) as storage:
         trials = trial_records(storage, study)
     return [(trial.number, trial.state, trial.params, trial.value) for trial in trials]
+
+
+def outcomes(build: Any, trials: int, **options: Any) -> list[tuple[str, str]]:
+    """Search here on one device; return each trial's state and error, also if no trial completes."""
+    options = {"devices": "1xcpu", "study": "odd", "progress": False, "seed": 0} | options
+    try:
+        result = ht.search(build, trials=trials, **options)
+    except ht.SearchFailed:
+        result = ht.SearchResult("sqlite:///hydra_tune.db", "odd")
+    with closing(result):
+        return [(record.state, record.error or "") for record in result.trials]
+
+
+def undisturbed(*arguments: str, folder: Path) -> list[Any]:
+    """Run a search of the study `s` to its end; return the values of its trials."""
+    done = run(*arguments, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return values(folder, "s")
 
 
 def kill_and_reap(process: subprocess.Popen[str]) -> None:

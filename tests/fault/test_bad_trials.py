@@ -1,4 +1,4 @@
-"""What user code can do wrong in a trial: one clear reason, the other trials go on (cases 12, 13, 16, 24)."""
+"""Mistakes of user code in a trial: one clear reason, and the other trials continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`doctor` on what crashes leave behind: it finds it, and says what to do."""
+"""`doctor` after crashes: it finds leftover files and leases, and names the remedy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_what_a_killed_search_left_is_found_and_gone_after_resuming(tmp_path: Pa
     assert (code, found["ok"]) == (0, True)
     advice = "\n".join(found["advice"])
     assert f"study 's' was left by process {search.pid} on " in advice
-    assert f"{orphan} belongs to nothing any more: delete it" in advice
+    assert f"{orphan} belongs to no study or running trial: delete it" in advice
     assert f"hydra-tune-search-{search.pid}-" in advice
     assert "was left by a killed search: the next search removes it" in advice
     assert ".checkpoints belongs" not in advice, "those of a trial that goes on are needed"

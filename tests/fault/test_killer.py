@@ -1,4 +1,4 @@
-"""The seeded killer of `benchmarks.crash`, with a small count."""
+"""The seeded killer of `benchmarks.crash`, with a few kills."""
 
 from __future__ import annotations
 

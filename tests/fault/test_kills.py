@@ -29,6 +29,7 @@ from tests.fault.searches import (
     kill_and_reap,
     run,
     started,
+    undisturbed,
     values,
     wait_for,
     wait_for_checkpoint,
@@ -40,11 +41,8 @@ SEARCH = ["search", f"{SPEC}:build", *COMMON, "--study", "s"]
 
 @pytest.fixture(scope="session")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What the search gives when nothing happens to it."""
-    folder = tmp_path_factory.mktemp("unbroken")
-    done = run(*SEARCH, folder=folder)
-    assert done.returncode == 0, done.stderr
-    return values(folder, "s")
+    """Return the values of the search if nothing disturbs it."""
+    return undisturbed(*SEARCH, folder=tmp_path_factory.mktemp("unbroken"))
 
 
 def intact(folder: Path) -> bool:
@@ -193,7 +191,7 @@ def units(folder: Path) -> set[str]:
 
 
 def signals_taken(pid: int) -> bool:
-    """Whether no signal waits for delivery any more: the first has been taken, and a second is another one."""
+    """Return True if no signal is pending: the first was handled, so a second is not merged with it."""
     status = Path(f"/proc/{pid}/status").read_text()
     return all(int(line.split()[1], 16) == 0 for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd")))
 

@@ -1,4 +1,4 @@
-"""Odd files, values, messages and moments: one line that says whose it was and what to mend, and nothing lost."""
+"""Odd files, values and messages: one line names the value and the fix, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hydra_tune.storage import open_storage
 from hydra_tune.storage.queries import trial_attempts
 from hydra_tune.training.checkpoint import Checkpoints
 from tests.candidates import small_candidate
-from tests.fault.searches import command, run, started, wait_for
+from tests.fault.searches import command, outcomes, run, started, wait_for
 
 # Files
 
@@ -136,18 +136,6 @@ def test_what_is_left_out_is_counted() -> None:
     assert shortened("abc", 3) == "abc"
     text = shortened("a" * 100 + "b" * 100, 30)
     assert text == "a" * 20 + " … 170 characters left out … " + "b" * 10
-
-
-def outcomes(build: Any, trials: int, **options: Any) -> list[tuple[str, str]]:
-    options = {"devices": "1xcpu", "study": "odd", "progress": False, "seed": 0} | options
-    try:
-        result = ht.search(build, trials=trials, **options)
-    except ht.SearchFailed:
-        result = ht.SearchResult("sqlite:///hydra_tune.db", "odd")
-    try:
-        return [(record.state, record.error or "") for record in result.trials]
-    finally:
-        result.close()
 
 
 def test_a_complex_number_does_not_lose_its_imaginary_part() -> None:

@@ -1,4 +1,4 @@
-"""A search on a real terminal: however it is stopped, the cursor is there again afterwards (case 5)."""
+"""A search on a real terminal: the cursor is visible again however the search is stopped."""
 
 from __future__ import annotations
 

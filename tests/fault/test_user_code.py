@@ -1,4 +1,4 @@
-"""What user code does to its process: forks, threads, floods, odd exceptions, odd values. The search goes on."""
+"""User code that forks, starts threads, floods or raises odd exceptions: the search continues."""
 
 from __future__ import annotations
 
@@ -20,15 +20,7 @@ from torch.utils.data import TensorDataset
 import hydra_tune as ht
 from hydra_tune.cli.app import run
 from tests.candidates import small_candidate
-
-
-def outcomes(build: Any, trials: int, **options: Any) -> list[tuple[str, str]]:
-    options = {"devices": "1xcpu", "study": "odd", "progress": False, "seed": 0} | options
-    try:
-        result = ht.search(build, trials=trials, **options)
-    except ht.SearchFailed:
-        result = ht.SearchResult("sqlite:///hydra_tune.db", "odd")
-    return [(record.state, record.error or "") for record in result.trials]
+from tests.fault.searches import outcomes
 
 
 class Choice(enum.Enum):

@@ -1,4 +1,4 @@
-"""Nodes that do the same work, by what they call and on what, and what a disturbed measurement of one is worth."""
+"""Nodes that do the same work: how they are recognised, and how a disturbed measurement is corrected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile's bytes against sums done by hand, and how profiles are kept."""
+"""A profile's bytes compared with sums done by hand, and profiles on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forwards written as real models write them are recorded inside, and run with batches of other sizes."""
+"""Forwards written like those of real models are recorded inside, and run with batches of other sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Lightning objective under kill -9 and Ctrl-C: it goes on from its checkpoint to the result of an unbroken run."""
+"""A Lightning objective under kill -9 and Ctrl-C resumes from its checkpoint with the result of an unbroken run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/lightning.md is true: its snippets run, and so does the example."""
+"""The snippets of docs/lightning.md run, and so does the example."""
 
 from __future__ import annotations
 

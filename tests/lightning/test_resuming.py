@@ -1,4 +1,4 @@
-"""A Trainer that goes on from the project's checkpoints ends with the weights of an unbroken one, bit for bit."""
+"""A Trainer resumed from the project's checkpoints ends with the weights of an unbroken one, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small objectives that a study runs one after another, one for each trial: under plain Optuna and under a search.
+"""Small objectives, one for each trial, that run under plain Optuna and under a search.
 
 Each says in the attribute `saw` what its trial answered, so that answers are compared too.
 """

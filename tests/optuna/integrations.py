@@ -1,4 +1,4 @@
-"""An objective that trains with a library and Optuna's callback for it; the trial's number says which library."""
+"""Objectives that train with a library and Optuna's callback for it; the trial's number selects the library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of `create_study` and `optimize` in a search: each does what it does in Optuna, or says why not."""
+"""The arguments of `create_study` and `optimize` in a search: each works as in Optuna or is refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An Optuna user's first commands: mistakes in the file are one line, and what is shown is about objectives."""
+"""An Optuna user's first commands: mistakes in the file are one line, and the output suits objectives."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_what_is_shown_of_an_objective(capsys: pytest.CaptureFixture[str]) -> No
     assert shown.err.count("note: the objective changed 'seen', a list outside of it") == 1
     header = next(line for line in shown.out.splitlines() if line.startswith("trial"))
     assert header.split() == ["trial", "value", "state", "seconds", "parameters"]
-    assert "take it home" not in shown.out
+    assert "export:" not in shown.out
 
     assert run(["show", "s", "0"]) == 0
     shown = capsys.readouterr()

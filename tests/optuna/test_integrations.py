@@ -1,4 +1,4 @@
-"""Optuna's callbacks for other libraries, for real: they report, prune and end in a search as in `study.optimize`."""
+"""Optuna's callbacks for other libraries: they report, prune and end a trial as in `study.optimize`."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def two_values(tmp_path_factory: pytest.TempPathFactory) -> Two:
 
 
 def shown(trial: FrozenTrial) -> dict[str, Any]:
-    """What a trial says, apart from ids and times; text because NaN is not itself."""
+    """Return a trial without ids and times, as text, because NaN does not equal itself."""
     said = {
         "state": trial.state.name, "values": trial.values, "params": trial.params,
         "attrs": sorted(trial.user_attrs.items()), "reports": trial.intermediate_values,

@@ -1,4 +1,4 @@
-"""The strategy that chooses others, without processes: which ones it may choose for a trial that has a checkpoint."""
+"""The strategy `auto` without processes: which strategies it may choose for a trial that has a checkpoint."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from hydra_tune.planner.choice import Choice
 from hydra_tune.planner.planner import Planner
 from hydra_tune.strategies.estimate import Estimate
 from tests.fault.searches import run
-from tests.strategies.shard.test_search import equals_the_plain_loop, events, rows, wide
+from tests.strategies.searches import equals_the_plain_loop, events, rows
+from tests.strategies.shard.test_search import wide
 
 OPTIONS: dict[str, Any] = {"devices": "2xcpu", "seed": 11, "progress": False, "sampler": "random"}
 
@@ -58,7 +59,7 @@ def test_what_fits_is_trained_whole_and_what_does_not_in_shards() -> None:
     large = (result.trials[1].plan or {})["choice"]
     assert "on a device of 1.0 MiB" in large["because"]
     shown = run("show", "mixed", "1", folder=Path.cwd()).stdout
-    assert "shards of it take turns" in shown
+    assert "shards take turns" in shown
     assert "a batch took" in shown
     expected = [{"size": "large"}]
     same = ht.search(

@@ -1,4 +1,4 @@
-"""The choice of a strategy: what it does with pools, memory and loads, as a table."""
+"""The choice of a strategy for pools, memory and loads, as a table."""
 
 from __future__ import annotations
 

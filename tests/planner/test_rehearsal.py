@@ -1,4 +1,4 @@
-"""Rehearsals: what a batch takes, measured on a copy, and kept by all that it depends on."""
+"""Rehearsals: the costs of a batch, measured on a copy, and cached by all their inputs."""
 
 from __future__ import annotations
 

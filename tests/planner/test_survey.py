@@ -1,4 +1,4 @@
-"""How closely a candidate is looked at: no more than its training is long."""
+"""How detailed a survey is: a candidate that trains briefly is only rehearsed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_is_soon_done_in_shards_is_not_laid_out_in_stages(tmp_path: Path) -
     why = refusals(looked_at(tmp_path, SMALL, 1e9))
     assert "on a device of" in why["whole"]
     assert not why["shard"]
-    assert why["pipeline"] == "not estimated: in shards it is soon done"
+    assert why["pipeline"] == "not estimated: in shards it trains in a short time"
 
 
 def test_what_takes_long_is_looked_into_in_every_way(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Overrides: what they narrow, what they may widen, and what each mistake says."""
+"""Overrides: what they may narrow and widen, and the message for each mistake."""
 
 import warnings
 

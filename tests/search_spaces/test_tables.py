@@ -1,4 +1,4 @@
-"""Tables: how columns become numbers, and what is wrong with a table that is refused."""
+"""Tables: columns become numbers, and unusable tables are refused with the reason."""
 
 import numpy as np
 import pytest

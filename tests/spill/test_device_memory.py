@@ -1,4 +1,4 @@
-"""A device's memory under its budget: what was written last is what is read, whatever was evicted in between."""
+"""A device's memory under its budget: a block is read as it was last written, whatever was evicted in between."""
 
 from __future__ import annotations
 

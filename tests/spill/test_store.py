@@ -1,4 +1,4 @@
-"""The spill store's files: what was committed is whole, whatever happens to the process that writes."""
+"""The spill store's files: the last commit stays intact whenever the writing process is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests start as separate processes: `python child.py COMMAND URL ...`."""
+"""Processes that the tests start: `python child.py COMMAND URL ...`."""
 
 import os
 import signal

@@ -140,6 +140,13 @@ def _run_server(programs: Path, folder: Path, user: pwd.struct_passwd | None) ->
         run(*control, "-m", "fast", "stop")
 
 
+@pytest.fixture(params=["sqlite_storage", "postgresql_storage"])
+def storage(request: pytest.FixtureRequest) -> HydraStorage:
+    """An SQLite file, then a database on a PostgreSQL server."""
+    found: HydraStorage = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.fixture(scope="session")
 def mariadb_server() -> Iterator[str]:
     """The URL of a running MariaDB server, up to the database's name."""

@@ -1,4 +1,4 @@
-"""The cache in memory: order, states, the best trial, and that nothing handed out ever changes."""
+"""The cache in memory: order, states, the best trial; trials handed out never change."""
 
 import random
 

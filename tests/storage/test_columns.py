@@ -1,4 +1,4 @@
-"""Columns of trials: what Optuna says of each trial, however often and in whatever steps they are read."""
+"""Columns of trials equal Optuna's own data of each trial, in whatever steps they are refreshed."""
 
 from __future__ import annotations
 

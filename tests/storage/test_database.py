@@ -1,4 +1,4 @@
-"""URLs, files and transactions: what is refused, what is hidden, who waits for whom."""
+"""URLs, files and transactions: which are refused, what is masked, and who waits for whom."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Leases: one holder at a time, free when the holder is dead, and a holder that lost it learns so."""
+"""Leases: one holder at a time, free when the holder is dead; a holder that lost its lease notices."""
 
 from __future__ import annotations
 

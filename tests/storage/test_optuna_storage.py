@@ -1,4 +1,4 @@
-"""The storage in Optuna's hands: plain Optuna sees everything, names are inert, costs do not grow."""
+"""The storage under plain Optuna: it sees everything, names are inert, costs do not grow."""
 
 from pathlib import Path
 

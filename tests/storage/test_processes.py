@@ -1,4 +1,4 @@
-"""Several processes on one database: real ones, started fresh, some of them killed."""
+"""Several real processes on one database, some of them killed."""
 
 import random
 import signal

@@ -1,4 +1,4 @@
-"""Studies and trials as the command line shows them, whoever made them."""
+"""Studies and trials as the command line reads them, whichever program made them."""
 
 import math
 
@@ -17,12 +17,6 @@ from hydra_tune.storage.queries import (
     trial_records,
     trial_units,
 )
-
-
-@pytest.fixture(params=["sqlite_storage", "postgresql_storage"])
-def storage(request: pytest.FixtureRequest) -> HydraStorage:
-    found: HydraStorage = request.getfixturevalue(request.param)
-    return found
 
 
 @pytest.mark.parametrize("direction", [StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE])

@@ -1,4 +1,4 @@
-"""Batching, flushing and coherence: what waits, what is lost never, what others wrote."""
+"""Batching, flushing and coherence: what is queued, what a crash loses, and other processes' writes."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ UNIT = FloatDistribution(0, 1)
 
 
 def rows_of(storage: HydraStorage, table: sqlalchemy.Table) -> int:
-    """How many rows the database has, as another process sees it."""
+    """Return the number of rows as another process sees them."""
     with open_storage(storage.url, read_only=True) as reader, reader.reading() as connection:
         return connection.execute(sqlalchemy.select(sqlalchemy.func.count()).select_from(table)).scalar_one()
 
@@ -43,7 +43,7 @@ def study_id(sqlite_storage: HydraStorage) -> int:
 
 @contextmanager
 def counted_statements(storage: HydraStorage) -> Iterator[list[str]]:
-    """What is sent to the database within the block."""
+    """Collect the statements sent to the database within the block."""
     sent: list[str] = []
 
     def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""What Optuna does not know is written, merged and read back, on both databases."""
+"""Records that Optuna does not keep are written, merged and read back, on both databases."""
 
 import math
 import uuid
@@ -16,12 +16,6 @@ from hydra_tune.storage.queries import (
     trial_records,
     trial_units,
 )
-
-
-@pytest.fixture(params=["sqlite_storage", "postgresql_storage"])
-def storage(request: pytest.FixtureRequest) -> HydraStorage:
-    found: HydraStorage = request.getfixturevalue(request.param)
-    return found
 
 
 @pytest.fixture(params=["through", "batching"])

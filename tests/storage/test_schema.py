@@ -1,4 +1,4 @@
-"""Tables and their versions: made once by anyone, refused when too new, upgraded with a backup."""
+"""Tables and their versions: created once by any process, refused when too new, upgraded with a backup."""
 
 import sqlite3
 import subprocess
@@ -27,7 +27,7 @@ def set_version(url: str, version: str) -> None:
 
 
 def differences(storage: HydraStorage) -> list[object]:
-    """What Alembic would change to bring the database to the form in tables.py."""
+    """Return the changes by which Alembic would bring the database to the form in tables.py."""
 
     def ours(name: str | None, kind: str, _parents: object) -> bool:
         return kind != "table" or name in METADATA.tables
@@ -203,7 +203,7 @@ def check_deletion(storage: HydraStorage, delete: str) -> None:
 
 
 def a_row(table: sqlalchemy.Table, study_id: int) -> dict[str, object]:
-    """Something for each column that needs it."""
+    """Return a row with a value for each required column."""
     row: dict[str, object] = {"study_id": study_id}
     for column in table.columns:
         if column.nullable or column.name in ("study_id", "unit_id", "created"):

@@ -1,4 +1,4 @@
-"""What strategies would take, from measured costs: sums that can be checked by hand."""
+"""Estimates of strategies from measured costs, compared with sums done by hand."""
 
 from __future__ import annotations
 

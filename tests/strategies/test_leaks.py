@@ -1,4 +1,4 @@
-"""What a device worker holds for a trial is freed when the trial has ended.
+"""A device worker frees everything it holds for a trial when the trial has ended.
 
 A tensor's hooks are out of the garbage collector's sight: one that leads back to its trial keeps it for ever.
 """

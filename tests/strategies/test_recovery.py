@@ -1,4 +1,4 @@
-"""The rule by which strategies do lost work again."""
+"""The rule by which strategies repeat lost work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: any training state comes back as it was; damage is noticed; nothing is unpickled."""
+"""Checkpoints: any training state is restored unchanged, damage is noticed, nothing is unpickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file imports from its own folder is found by reading, transitively; nothing is run."""
+"""The modules that a file imports from its own folder are found by reading, transitively; nothing is run."""
 
 from __future__ import annotations
 

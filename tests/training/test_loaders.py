@@ -1,4 +1,4 @@
-"""The batches of a DataLoader by position: those that the loader gives itself, whoever asks and in whatever order."""
+"""The batches of a DataLoader by position equal the loader's own, in whatever order they are requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users bring: lazy modules, weights in one storage, complex parameters, optimizers with a closure."""
+"""Unusual models of users: lazy modules, shared storages, complex parameters, optimizers with a closure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import hydra_tune as ht
+from tests.strategies.searches import ONE_THREAD, equals_the_plain_loop
 from tests.strategies.shard.models import candidate
-from tests.strategies.shard.test_search import ONE_THREAD, equals_the_plain_loop
 
 
 class Flat(nn.Module):

@@ -1,4 +1,4 @@
-"""Models of other packages and of torch itself, and small ones that do what real models do and no recording follows."""
+"""Models of other packages and of torch, and small ones with features that a recording cannot follow."""
 
 from __future__ import annotations
 

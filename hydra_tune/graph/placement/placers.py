@@ -1,8 +1,7 @@
 """`place`: returns a device and a start for each node of a graph with costs, by one of three placers or the best.
 
-`best` does not only choose the best of the three by simulation. It also tries other orders of their placements and a
-bounded local search (`improve.py`), which on small graphs mostly reaches the optimum and on large ones mostly does
-little.
+`best` compares the three by simulation, then tries other orders of their placements and a bounded local search
+(`improve.py`). The search mostly reaches the optimum on small graphs and rarely improves large ones.
 """
 
 from __future__ import annotations

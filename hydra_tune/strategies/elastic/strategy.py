@@ -23,12 +23,12 @@ from hydra_tune.strategies.base import Strategy, TrialRun
 from hydra_tune.strategies.concurrent_units import ConcurrentUnits
 from hydra_tune.strategies.elastic import plan_table
 from hydra_tune.strategies.elastic.work import BETA, ClientAssignment, ClientDone, Work
-from hydra_tune.strategies.epochs import SLICE_SECONDS, SavedCheckpoint, train_epochs
+from hydra_tune.strategies.epochs import SLICE_SECONDS, SavedCheckpoint
 from hydra_tune.strategies.estimate import Estimate, Look
+from hydra_tune.strategies.option_checks import check_choice, check_count
 from hydra_tune.strategies.pool import Pool
 from hydra_tune.strategies.recovery import Recovery
-from hydra_tune.strategies.subnets.rounds import InRounds
-from hydra_tune.strategies.subnets.strategy import check_choice, check_count
+from hydra_tune.strategies.subnets.rounds import InRounds, train_rounds
 from hydra_tune.strategies.subnets.work import SubnetRequest
 from hydra_tune.training.progress import Progress
 
@@ -48,7 +48,7 @@ class Elastic(Strategy):
 
     name = "elastic"
     exact = False
-    summary = "clients around a centre (parameter server) that come and go with the devices, or all-reduce"
+    summary = "clients that exchange with a centre (parameter server), on a changing set of devices; or all-reduce"
     builds_apart = True
     spans_devices = True
 
@@ -69,9 +69,9 @@ class Elastic(Strategy):
         if self.clients != "auto":
             if isinstance(self.clients, str):
                 raise SpecError(f"clients cannot be {quoted(self.clients)}", "give a whole number from 1 on, or auto")
-            check_count("clients", self.clients, 1)
+            check_count("clients", self.clients)
         for name in ("workers_per_client", "tau", "server_shards"):
-            check_count(name, getattr(self, name), 1)
+            check_count(name, getattr(self, name))
         if isinstance(self.beta, bool) or not isinstance(self.beta, int | float) or not 0 < self.beta < 1:
             raise SpecError(f"beta cannot be {quoted(self.beta)}", "give a number between 0 and 1")
         if self.mode == "sync" and self.workers_per_client > 1:
@@ -95,12 +95,7 @@ class Elastic(Strategy):
 
     async def train(self, run: TrialRun) -> None:
         candidate = await self._laid_out(run)
-        self._note_plan(run, candidate)
-        await run.restored(candidate.history, candidate.laid.notes)
-        try:
-            await train_epochs(run, candidate)
-        finally:
-            self._note_plan(run, candidate)
+        await train_rounds(run, candidate, self._note_plan)
 
     def check(self, devices: int) -> None:
         workers = self._workers(devices)

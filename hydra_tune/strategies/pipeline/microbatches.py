@@ -50,7 +50,7 @@ def microbatches_for(training: Training, asked: int | None, devices: int) -> tup
 
 
 def why_not_apart(training: Training, count: int) -> str:
-    """Say why a batch in `count` parts has another loss than the whole; empty where it has not.
+    """Return the reason why a batch in `count` parts has another loss than the whole; empty if the loss is the same.
 
     Dropout and batch statistics differ in any case, and are no reason.
     """

@@ -313,7 +313,7 @@ class Part:
         return {v: self.handover.send(f"x{v}-{lane}", values[v]) for v in stage.gives if v in self._remote}
 
     def _pass_back(self, stage: Stage, lane: int, graph: _Graph) -> Sent:
-        """Keep the gradients of incoming values for stages on this device, and send the others."""
+        """Keep the gradients of values that stages on this device made; send the others to their devices."""
         flight, sent = self._lanes[lane], {}
         for value, tensors in graph.entered.items():
             gradients = [tensor.grad for tensor in tensors]

@@ -111,7 +111,7 @@ def _chosen(found: Sequence[PipelineLayout], trials: int) -> PipelineLayout:
 
 
 def why_one_device(prospect: Prospect, layout: PipelineLayout) -> str:
-    """Say why all stages are on one device; empty if they are not."""
+    """Return the reason why all stages are on one device; empty if they are not."""
     if len({stage.device for stage in layout.stages}) > 1:
         return ""
     why = why_uncut(prospect)
@@ -124,7 +124,7 @@ def why_one_device(prospect: Prospect, layout: PipelineLayout) -> str:
 
 
 def why_uncut(prospect: Prospect) -> str:
-    """Say why a model cannot be cut into stages; empty if it can."""
+    """Return the reason why a model cannot be cut into stages; empty if it can."""
     recorded = prospect.recorded
     if recorded.whole_because:
         return f"the model cannot be cut into stages, as {recorded.whole_because}"

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydra_tune.engine.sealed import Sealed
+from hydra_tune.graph.placement import placers
 from hydra_tune.strategies.pipeline.stages import Stage
 
-PLACERS = ("best", "m-topo", "m-etf", "m-sct", "fused", "balanced")
-"""`fused` takes the best of the three after a local search, with layers placed together with their only users: large
-stages that pass few bytes."""
+PLACERS = ("best", *placers.PLACERS, "fused", "balanced")
+"""Values of the option `placer`. `fused` is `best` of the graph placers on a graph in which layers are fused with their
+only users: large stages that pass few bytes."""
 Random = Sealed | int | None
 """Random state at the start of a forward: a sealed state, a seed, or None if no random numbers are drawn."""
 Sent = dict[int, Sealed]

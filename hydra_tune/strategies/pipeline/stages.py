@@ -234,10 +234,11 @@ def _by_device(program: Program, where: Mapping[int, int], pieces: Sequence[list
 
 
 def _joined(program: Program, runs: list[list[int]], where: Mapping[int, int]) -> list[list[int]]:
-    """Join runs of one device where that delays nobody.
+    """Join consecutive runs of one device if that delays no other device.
 
-    A run ends where a value goes to another device. If whoever takes it must wait for the device's next run too, as
-    for the caches of all layers that a language model returns, and that run waits for nothing more, both can be one.
+    A run ends where a value goes to another device. If the run that takes the value must wait for this device's next
+    run too (as for the caches of all layers that a language model returns), and that next run waits for no other value,
+    both become one.
     """
     found = next(_joinable(program, runs, where), None)
     while found is not None:

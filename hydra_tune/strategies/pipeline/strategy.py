@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hydra_tune.core.errors import SpecError, nearest, quoted
 from hydra_tune.core.tables import Table
 from hydra_tune.engine.remote import remote
 from hydra_tune.engine.unit import Memory, Role, StepRecord, UnitFailed, UnitResult
@@ -24,6 +23,7 @@ from hydra_tune.strategies.concurrent_units import ConcurrentUnits, all_of
 from hydra_tune.strategies.device_occupancy import DeviceOccupancy
 from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, SavedCheckpoint, train_epochs
 from hydra_tune.strategies.estimate import Estimate, Look
+from hydra_tune.strategies.option_checks import check_choice, check_count
 from hydra_tune.strategies.pipeline import plan_table
 from hydra_tune.strategies.pipeline.batch import Batch
 from hydra_tune.strategies.pipeline.schedule import IN_TURN, ORDERS, bounds, in_flight, users_of
@@ -47,7 +47,7 @@ class Pipeline(Strategy):
 
     name = "pipeline"
     exact = True
-    summary = "one model across several devices, micro-batches following each other through its stages"
+    summary = "one model in stages on several devices, which pass micro-batches to each other"
     simpler = ("whole", "shard")
     begin_seconds = 3.0
     builds_apart = True
@@ -64,13 +64,9 @@ class Pipeline(Strategy):
     """Counts the trials on each of the two directions through the devices."""
 
     def __post_init__(self) -> None:
-        if self.placer not in PLACERS:
-            raise SpecError(f"placer cannot be {quoted(self.placer)}", nearest(str(self.placer), list(PLACERS)))
-        if self.order not in ORDERS:
-            raise SpecError(f"order cannot be {quoted(self.order)}", nearest(str(self.order), list(ORDERS)))
-        count = self.microbatches
-        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise SpecError(f"microbatches cannot be {quoted(count)}", "give a whole number from 1 on")
+        check_choice("placer", self.placer, PLACERS)
+        check_choice("order", self.order, ORDERS)
+        check_count("microbatches", self.microbatches, optional=True)
 
     def trials_at_once(self, devices: int) -> int:
         """Return 2: each trial uses all devices, and a second one fills the gaps of the first."""

@@ -21,8 +21,8 @@ class ShardCut:
     kit: str = ""
     """Path of the kit's file."""
     comparison: str = ""
-    """Result of comparing the first batch with the whole model's, true once it is trained, or why it is not compared;
-    empty where it does not apply."""
+    """Result of comparing the first batch with the whole model's, valid once it is trained, or the reason why it was
+    not compared; empty for a cut without a comparison, such as a pruned trial's."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SliceDone:
     value: Any
     commits: int
     committed: bool
-    """True if another worker could take the trial up from here."""
+    """True if another worker could continue the trial from here."""
     read_bytes: int
     written_bytes: int
 

@@ -101,7 +101,7 @@ class Comparison:
     squares: dict[str, float] = field(default_factory=dict)
     """Squared norm of each gradient."""
     parts: set[str] = field(default_factory=set)
-    """Parameters whose gradients came in parts: the norms of parts say nothing of the sum's."""
+    """Parameters whose gradients came in parts: the norm of the sum cannot be computed from those of the parts."""
 
     def add_gradient(self, name: str, gradient: torch.Tensor) -> None:
         """Note a parameter's finished gradient."""

@@ -38,7 +38,7 @@ class HeldBlocks:
         return self.held[key]
 
     def _with_room(self, size: int, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Do work that needs `size` bytes of device memory; if there are none, look for others to give way."""
+        """Do work that needs `size` bytes of device memory; if there are too few, release other blocks first."""
         for give_way in (partial(self._runner.reserve_less, size), self._runner.make_way):
             try:
                 return work()
@@ -51,13 +51,13 @@ class HeldBlocks:
         self._changed.add(key)
 
     def drop(self, key: str) -> None:
-        """Discard a block, which nobody needs any longer."""
+        """Discard a block that is no longer needed."""
         if self.held.pop(key, None) is not None:
             self._memory.release(self._files, key, due=0.0)
         self._memory.discard(self._files, key)
 
     def release(self, keys: Iterable[str]) -> None:
-        """Let go of blocks; they can be held again."""
+        """Release blocks; they can be held again."""
         for key in keys:
             del self.held[key]
             version = self._runner.next_version() if key in self._changed else None

@@ -1,6 +1,6 @@
 """The small part of a trial's state: position, random streams, schedule, and optimizers' plain numbers.
 
-It is committed with the trial's blocks as one JSON document, so that another process can take the trial up.
+It is committed with the trial's blocks as one JSON document, so that another process can continue the trial.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Finds the shard that a module call belongs to, by following a forward's way through a model's nodes.
+"""Finds the shard of each module call, by comparing a forward's calls with those of the pilot batch.
 
-The order of calls is that of the pilot batch. A forward that takes another way (data-dependent routing, an early exit)
-is found again at the next call that the pilot batch made too; until then it counts as in its last shard.
+After a detour (data-dependent routing, an early exit) the position is known again at the next call that the pilot batch
+made too; until then calls count as in the last known shard.
 """
 
 from __future__ import annotations

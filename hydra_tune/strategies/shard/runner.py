@@ -1,10 +1,10 @@
 """Runs the user's model with one shard on the device at a time.
 
-The model's own forward and backward run as they are. When a module is called that belongs to another shard, the blocks
-of the present shard are let go of and those of the next are attached to its parameters; in the backward, the first
-saved tensor of another shard that autograd asks for says the same. A parameter that is used out of turn is brought in
-when it is asked for. Each change of shard says when blocks are due next, so that memory knows what to keep, and lets
-the transfer thread bring in what comes after.
+The model's own forward and backward run unchanged. When a module of another shard is called, the runner releases the
+present shard's blocks and attaches the next shard's to their parameters. In the backward it changes shard when autograd
+asks for a saved tensor of another one. A parameter that is used out of turn is loaded when it is accessed. At each
+change of shard the runner tells the device memory when each block is due next, and the transfer thread to load the
+blocks of the shard after it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ShardRunner:
         """Set the callbacks.
 
         `on_gradient` is called for each finished gradient; `on_shard` for each shard that has done its part of a batch,
-        with the kind of part: forward, backward, evaluate or step; `on_way` when only the given parameters' blocks are
-        still held.
+        with the kind of part: forward, backward, evaluate or step; `on_way` after `make_way` has released the blocks of
+        all but the given parameters.
         """
         self.model = model
         self.plan = plan
@@ -135,7 +135,7 @@ class ShardRunner:
         return self.batch_base + (uses[later] if later < len(uses) else self.steps_a_batch + uses[0])
 
     def _bring_in_next(self) -> None:
-        """Let the transfer thread fetch the blocks of the next shard, now that this one has all it needs."""
+        """Let the transfer thread load the next shard's blocks; this shard has all of its own."""
         position, base = self._held.position + 1, self.batch_base
         if self._kind == "evaluate" and position >= len(self.plan.shards):
             return

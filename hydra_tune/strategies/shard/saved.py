@@ -2,7 +2,7 @@
 
 Autograd asks where to put each tensor that it saves, and asks for it again in the backward. Here a tensor becomes a
 block of the device's memory, which may be spilled like any other and is read again when it is wanted; parameters are
-only referred to, by their place in a block. A block is discarded when autograd has let go of all handles to it.
+only referred to, by their place in a block. A block is discarded when autograd has dropped all handles to it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A model without its weights: parameters keep shape, type and device, and take no memory until they are attached.
 
-A parameter that is not attached is one NaN, expanded to the parameter's shape. User code may look at its shape, and
-whoever computes with it gets NaN instead of a number that looks right.
+A parameter that is not attached is one NaN, expanded to the parameter's shape. User code can read its shape; a
+computation with it gives NaN instead of a plausible number.
 """
 
 from __future__ import annotations

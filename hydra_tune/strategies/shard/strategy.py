@@ -1,10 +1,10 @@
-"""Strategy `shard`: models larger than a device, in shards that come and go, several models taking turns.
+"""Strategy `shard`: models larger than a device, in shards that are loaded and released in turn.
 
 The builder cuts a candidate into the fewest shards that fit a device and writes them to the spill store. Each unit then
 trains the trial for about a second on whichever device is free: the forward of every shard, loss and backward of the
-last, the backward of the others, each shard brought in while the one before it computes. Every now and then, mostly at
-the end of a unit, the trial's state is committed to the spill store: the next unit may then run on another device, and
-a device that is lost costs what was trained since. The weights are those of a plain loop, whatever the cut.
+last, the backward of the others; each shard is loaded while the one before it computes. At the end of some units the
+trial's state is committed to the spill store: the next unit may then run on another device, and a lost device costs the
+training since that commit. Several trials take turns on a device. The weights are those of a plain loop, for any cut.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Shard(Strategy):
     name = "shard"
     exact = True
     summary = "models larger than a device, in shards that are spilled to host memory and disk"
-    soon_done = "in shards it is soon done"
+    soon_done = "in shards it trains in a short time"
     parts = "shards"
     begin_seconds = 2.0
     last_resort = True
@@ -50,8 +50,8 @@ class Shard(Strategy):
     double_buffering: bool = True
     """True if the next shard is brought in while the present one computes."""
     policy: str = "lazy-lrtf"
-    """Rule for the trial that a free device takes: by default the one with the most work left, but the one at hand
-    unless another has far more left."""
+    """Rule by which a free device chooses a trial. Default: the trial with the most work left, but the device stays
+    with its own trial unless another has far more left."""
 
     def __post_init__(self) -> None:
         if self.policy not in FOR_WHOLE_TRIALS:

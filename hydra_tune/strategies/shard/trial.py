@@ -1,7 +1,7 @@
 """A candidate in training, in shards: the plain loop of `training.Training`, with one shard on the device at a time.
 
-Now and then it commits: all changed blocks and the logbook go to the trial's files, and any worker can take the trial
-up from there. Until the next commit the files keep that state whole.
+A commit writes all changed blocks and the logbook to the trial's files, from which any worker can continue the trial.
+The files keep that state until the next commit is complete.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ShardedTrial:
         self.take_up()
 
     def take_up(self) -> None:
-        """Continue from the last commit, by whichever worker; blocks that are here and still current stay."""
+        """Continue from the last commit, which any worker may have made; blocks here that are still current stay."""
         self.files.reload()
         self.memory.forget(self.files, outdated_only=True)
         self.logbook = Logbook.from_json(self.files.notes)

@@ -305,7 +305,7 @@ class _Taken:
 
 
 def _taken_up(context: WorkerContext, attempt: str, spilled: Spilled) -> _Taken:
-    """Return the trial for one unit; it is read from its last commit unless this worker already has that state."""
+    """Return the trial for one unit; read it from its last commit unless this worker already has that state."""
     trial: ShardedTrial | None = context.resident.get(attempt)
     if trial is not None and trial.kit_file != spilled.kit:
         context.resident.pop(attempt).close()

@@ -69,7 +69,7 @@ class _Dense(Cuttable):
 
 
 def why_one_replica(context: WorkerContext, attempt: str, seed: int, replicas: int) -> str:
-    """Say why a candidate that waits here cannot have its batches divided among replicas; empty where it can."""
+    """Return the reason why a candidate here cannot divide its batches among replicas; empty if it can."""
     prepared: Prepared = context.resident[attempt]
     training = Training(prepared.candidate, prepared.train, prepared.valid, seed, torch.device("cpu"))
     return why_not_apart(training, replicas)

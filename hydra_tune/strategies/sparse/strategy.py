@@ -18,6 +18,7 @@ from hydra_tune.strategies.base import Strategy, TrialRun
 from hydra_tune.strategies.device_occupancy import DeviceOccupancy
 from hydra_tune.strategies.epochs import train_epochs
 from hydra_tune.strategies.estimate import Estimate, Look
+from hydra_tune.strategies.option_checks import check_choice, check_count, is_count
 from hydra_tune.strategies.pool import Pool
 from hydra_tune.strategies.sparse import plan_table
 from hydra_tune.strategies.sparse.in_shards import train_in_shards
@@ -67,13 +68,10 @@ class Sparse(Strategy):
     def __post_init__(self) -> None:
         check_sparsity(self.sparsity)
         _check_mask(self.mask)
-        if self.precision not in PRECISIONS:
-            raise SpecError(f"precision cannot be {quoted(self.precision)}", nearest(str(self.precision), PRECISIONS))
-        for option, at_least in (("replicas", 1), ("dense_epochs", 0), ("least", 1), ("microbatches", 1)):
-            value = getattr(self, option)
-            if value is not None and not _whole_number(value, at_least):
-                raise SpecError(f"{option} cannot be {quoted(value)}", f"give a whole number from {at_least} on")
-        if self.stages != AUTO and not _whole_number(self.stages, 1):
+        check_choice("precision", self.precision, PRECISIONS)
+        for option, least in (("replicas", 1), ("dense_epochs", 0), ("least", 1), ("microbatches", 1)):
+            check_count(option, getattr(self, option), least, optional=True)
+        if self.stages != AUTO and not is_count(self.stages, 1):
             raise SpecError(f"stages cannot be {quoted(self.stages)}", "give a whole number from 1 on, or auto")
         if not isinstance(self.shards, bool):
             raise SpecError(f"shards cannot be {quoted(self.shards)}", "give true or false")
@@ -156,7 +154,3 @@ def _check_mask(mask: Any) -> None:
         raise SpecError(f"mask cannot be {quoted(mask)}", f"{nearest(mask, MASKS)}, or a .safetensors file")
     if mask not in MASKS and not Path(mask).is_file():
         raise SpecError(f"there is no mask file {quoted(mask)}", "give the path of a safetensors file")
-
-
-def _whole_number(value: Any, at_least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least

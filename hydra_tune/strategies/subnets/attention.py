@@ -142,7 +142,7 @@ def _learns(model: nn.Module, op: Op) -> bool:
 
 @torch.no_grad()
 def _is_apart(model: nn.Module, pilot: Any, group: Group) -> bool:
-    """True if the entries of some heads do not matter while the next layer does not take them in."""
+    """True if the entries of some heads have no effect while the next layer's columns for them are zero."""
     parameters = dict(model.named_parameters())
     kept = {cut.parameter: parameters[cut.parameter].clone() for cut in group.cuts}
     modes = {module: module.training for module in model.modules()}

@@ -114,7 +114,7 @@ class Neurons:
         return known[0]
 
     def _gated(self, op: Op) -> tuple[_Flow] | None:
-        """Join the groups of two layers whose outputs are multiplied, such as a gate and what it lets through."""
+        """Join the groups of two layers whose outputs are multiplied, such as a gate and its input."""
         if op.target not in _PRODUCTS or len(op.args) != 2 or not all(isinstance(each, Ref) for each in op.args):
             return None
         one, other = (self.flows.get(each.value) for each in op.args)

@@ -17,7 +17,7 @@ from hydra_tune.engine.remote import remote
 from hydra_tune.engine.unit import Role, UnitResult
 from hydra_tune.strategies.base import TrialRun
 from hydra_tune.strategies.concurrent_units import all_of
-from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, SavedCheckpoint
+from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, SavedCheckpoint, train_epochs
 from hydra_tune.strategies.recovery import Recovery
 from hydra_tune.strategies.subnets.work import PhaseDone, SubnetLayout, SubnetRequest, share_of
 from hydra_tune.training.progress import Progress
@@ -172,3 +172,13 @@ class InRounds(InTraining):
                 if not recovery.again():
                     raise
                 self.run.note("lost", f"{error}; {kind} is run again")
+
+
+async def train_rounds(run: TrialRun, candidate: InRounds, note_plan: Callable[[TrialRun, InRounds], None]) -> None:
+    """Train the candidate to its last epoch; record its plan before, and with all counts after, also on failure."""
+    note_plan(run, candidate)
+    await run.restored(candidate.history, candidate.laid.notes)
+    try:
+        await train_epochs(run, candidate)
+    finally:
+        note_plan(run, candidate)

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hydra_tune.core.errors import CandidateError, SpecError, nearest, quoted
+from hydra_tune.core.errors import CandidateError
 from hydra_tune.core.tables import Table
 from hydra_tune.strategies.base import Strategy, TrialRun
-from hydra_tune.strategies.epochs import train_epochs
 from hydra_tune.strategies.estimate import Estimate, Look
+from hydra_tune.strategies.option_checks import check_choice, check_count
 from hydra_tune.strategies.pool import Pool
 from hydra_tune.strategies.subnets import plan_table
-from hydra_tune.strategies.subnets.rounds import InRounds
+from hydra_tune.strategies.subnets.rounds import InRounds, train_rounds
 from hydra_tune.strategies.subnets.work import DEALS, SubnetRequest
 
 LEAST_SUBNETS = 2
@@ -31,7 +31,7 @@ class Ist(Strategy):
 
     name = "ist"
     exact = False
-    summary = "independent subnets of one model on any devices, put together every few steps"
+    summary = "independent subnets of one model on any devices, merged every few steps"
     builds_apart = True
     spans_devices = True
 
@@ -50,8 +50,8 @@ class Ist(Strategy):
     """Handling of a subnet whose device is lost: rerun, or skip for the round."""
 
     def __post_init__(self) -> None:
-        for name, least in (("subnets", 1), ("local_steps", 1)):
-            check_count(name, getattr(self, name), least, optional=name == "subnets")
+        check_count("subnets", self.subnets, optional=True)
+        check_count("local_steps", self.local_steps)
         for name, known in (("deal", DEALS), ("optimizer_state", ("travel", "reset")), ("lost", ("rerun", "skip"))):
             check_choice(name, getattr(self, name), known)
         check_choice("data", self.data, ("shared", "pinned"))
@@ -85,12 +85,7 @@ class Ist(Strategy):
             )
         wanted = SubnetRequest(subnets, self.local_steps, self.optimizer_state == "travel", self.deal, pinned=pinned)
         candidate = await InRounds.laid_out(run, wanted, skips=self.lost == "skip")
-        self._note_plan(run, candidate)
-        await run.restored(candidate.history, candidate.laid.notes)
-        try:
-            await train_epochs(run, candidate)
-        finally:
-            self._note_plan(run, candidate)
+        await train_rounds(run, candidate, self._note_plan)
 
     def _note_plan(self, run: TrialRun, candidate: InRounds) -> None:
         laid = candidate.laid
@@ -100,17 +95,3 @@ class Ist(Strategy):
             "optimizer_state": self.optimizer_state, "epochs": candidate.account,
         }  # fmt: skip
         run.planned(self.name, candidate.wanted.subnets, plan=plan)
-
-
-def check_count(name: str, value: object, least: int, *, optional: bool = False) -> None:
-    """Raise SpecError unless `value` is a whole number of at least `least`."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SpecError(f"{name} cannot be {quoted(value)}", f"give a whole number from {least} on")
-
-
-def check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
-    """Raise SpecError unless `value` is one of the known names."""
-    if value not in known:
-        raise SpecError(f"{name} cannot be {quoted(value)}", nearest(str(value), known))

@@ -1,7 +1,7 @@
 """Units of a trial in rounds: the builder lays it out, then any free device runs its units.
 
 All state is in the spill store. Each unit can be repeated with the same result; a unit whose lost worker had committed
-already sees that, and does nothing.
+already is repeated without effect: it sees the commit.
 """
 
 from __future__ import annotations

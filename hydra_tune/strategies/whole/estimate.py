@@ -13,7 +13,7 @@ STATE_SHARE = 2
 def estimate(look: Look, pool: Pool) -> Estimate:
     """Estimate from the rehearsal; without one, refuse a model that is too large for a device."""
     if look.failed:
-        return refused("whole", f"trying it out failed ({look.failed})")
+        return refused("whole", f"its rehearsal failed ({look.failed})")
     if look.rehearsal is None:
         least, there = format_bytes(STATE_SHARE * look.parameter_bytes), format_bytes(pool.memory)
         return refused("whole", f"needs at least {least} on a device of {there}")

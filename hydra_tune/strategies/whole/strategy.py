@@ -31,9 +31,9 @@ class Whole(Strategy):
 
     name = "whole"
     exact = True
-    summary = "the whole model on one device, several models taking turns"
+    summary = "the whole model on one device; several trials take turns"
     simpler = ()
-    soon_done = "it fits a device, and is soon done"
+    soon_done = "it fits a device and trains in a short time"
     begin_seconds = 0.5
 
     @classmethod

@@ -1,4 +1,4 @@
-"""How cores disturb each other: measured beside real processes, which end with whoever wanted them."""
+"""The slowdown of cores by each other, measured beside real processes, which end with the measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The placers against the optimum of small graphs: how near they come, and the bounds that they keep."""
+"""The placers compared with the optimum of small graphs, and with their proven bounds."""
 
 from __future__ import annotations
 

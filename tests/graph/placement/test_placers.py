@@ -1,4 +1,4 @@
-"""The contract of all placers: every placement they return can be run as it says, in both kinds of transfers."""
+"""The contract of all placers: each placement can be run as returned, with both kinds of transfers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def graphs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def check(placed: Placement, given: Mapping[str, Any]) -> None:
-    """Everything that a placement promises, from what was given and nothing else."""
+    """Check all guarantees of a placement, computed from its input alone."""
     times, edges, sizes = given["times"], given["edges"], given.get("edge_bytes") or {}
     devices, capacity = given["devices"], given.get("capacity")
     caps = capacity if isinstance(capacity, list) else [math.inf if capacity is None else capacity] * devices
@@ -72,7 +72,7 @@ def check(placed: Placement, given: Mapping[str, Any]) -> None:
 
 
 def replay(placed: Placement, given: Mapping[str, Any], channel: str) -> Schedule:
-    """What the simulator says of a placement."""
+    """Return the schedule that the simulator computes for a placement."""
     problem = read_problem(**given, channel=channel)
     number = {node: i for i, node in enumerate(problem.nodes)}
     device = [placed.device[node] for node in problem.nodes]

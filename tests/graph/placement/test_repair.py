@@ -1,4 +1,4 @@
-"""Dead ends under tight memory are repaired; only what cannot fit is refused."""
+"""Placements that do not fit are repaired; only graphs that cannot fit are refused."""
 
 from __future__ import annotations
 

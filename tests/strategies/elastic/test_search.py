@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -16,16 +15,23 @@ from torch import nn
 from torch.nn import functional as F
 
 import hydra_tune as ht
-from tests.candidates import accuracy, plain_loop, small_candidate
-from tests.fault.searches import run, started, wait_for
-from tests.strategies.shard.test_search import ONE_THREAD, events, training
-from tests.strategies.subnets.test_search import attempts, wide
+from tests.candidates import accuracy, small_candidate
+from tests.fault.searches import run
+from tests.strategies.searches import (
+    ONE_THREAD,
+    SPEC,
+    attempts,
+    equals_the_plain_loop,
+    events,
+    run_and_lose,
+    search_here,
+    search_of,
+    stop_and_resume,
+)
+from tests.strategies.subnets.test_search import wide
 
-SPEC = Path(__file__).parents[1] / "sharded_candidates.py"
-SEARCH = [
-    "search", f"{SPEC}:build", "--trials", "2", "--sampler", "random", "--seed", "4", "--devices", "2xcpu",
-    "--strategy", "elastic", "--checkpoint-seconds", "0.3", "--study", "s",
-]  # fmt: skip
+search = partial(search_here, "elastic", devices=ONE_THREAD)
+SEARCH = search_of("--strategy", "elastic", "--checkpoint-seconds", "0.3")
 YAML = f"""
 space: {SPEC}:build
 study: s
@@ -36,20 +42,9 @@ strategy: {{name: elastic, clients: %s, tau: 2, server_shards: 2}}
 """
 
 
-def search(build: Any, study: str, **options: Any) -> ht.SearchResult:
-    chosen = {"name": "elastic", **options.pop("strategy", {})}
-    given: dict[str, Any] = {"trials": 1, "devices": ONE_THREAD, "seed": 5, "progress": False, "study": study}
-    return ht.search(build, strategy=chosen, **(given | options))
-
-
 def equals_a_plain_loop(result: ht.SearchResult, build: Any) -> None:
     with closing(result):
-        seed = result.best_trial.seed
-        torch.manual_seed(seed)
-        expected, _losses = plain_loop(build(), seed)
-        found = result.best_model().state_dict()
-    for name, tensor in expected.state_dict().items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+        equals_the_plain_loop(result, lambda _: build())
 
 
 def test_all_reduce_over_two_devices_equals_twice_the_batch() -> None:
@@ -141,16 +136,11 @@ def test_from_yaml_and_shown(tmp_path: Path, devices: str, clients: Any) -> None
 
 
 def test_a_killed_client_costs_its_unfinished_batches(tmp_path: Path) -> None:
-    with started(*SEARCH, folder=tmp_path) as going:
-        for pid in wait_for(lambda: training(tmp_path), "training"):
-            os.kill(pid, signal.SIGKILL)
-        _, errors = going.communicate()
-    assert going.returncode == 0, errors
+    run_and_lose(*SEARCH, folder=tmp_path, every=True)
     assert attempts(tmp_path) == 2, "no trial was tried again"
     lost = [message for kind, message in events(tmp_path) if kind == "lost"]
     assert lost
     assert lost[0].endswith("another one starts from the centre")
-    assert not list(Path("/dev/shm").glob(f"hydra-tune-search-{going.pid}-*"))
 
 
 def test_a_gang_that_loses_a_worker_goes_on_to_the_same_result(tmp_path: Path) -> None:
@@ -160,23 +150,15 @@ def test_a_gang_that_loses_a_worker_goes_on_to_the_same_result(tmp_path: Path) -
     unbroken.mkdir()
     (unbroken / "y.yaml").write_text(spec)
     assert run("search", "y.yaml", folder=unbroken).returncode == 0
-    with started("search", "y.yaml", folder=tmp_path) as going:
-        os.kill(wait_for(lambda: training(tmp_path), "training").pop(), signal.SIGKILL)
-        _, errors = going.communicate()
-    assert going.returncode == 0, errors
+    run_and_lose("search", "y.yaml", folder=tmp_path)
     assert attempts(tmp_path) == 1
     found, expected = (json.loads(run("show", "s", "0", "--json", folder=f).stdout) for f in (tmp_path, unbroken))
     assert found["values"] == expected["values"]
 
 
 def test_a_killed_search_is_resumed(tmp_path: Path) -> None:
-    with started(*SEARCH, folder=tmp_path) as going:
-        wait_for(lambda: list(tmp_path.glob("hydra_tune_files/*/*.checkpoints/*.json")), "a checkpoint")
-        going.kill()
-        going.wait()
-    resumed = run("resume", "s", "--json", folder=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert [trial["state"] for trial in json.loads(resumed.stdout)["trials"]] == ["COMPLETE"] * 2
+    resumed = json.loads(stop_and_resume(*SEARCH, folder=tmp_path))
+    assert [trial["state"] for trial in resumed["trials"]] == ["COMPLETE"] * 2
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -72,7 +72,7 @@ class Here(TrialRun):
         """Of each kind of unit that ran."""
         self.plan: dict[str, Any] = {}
         self.peak = 0
-        """The most that a unit took on a device."""
+        """Peak bytes of a unit on a device."""
 
     async def unit(self, kind: str, work: Any, *args: Any, worker: int | None = None, **rest: Any) -> UnitResult:
         worker = 1 if worker is None else worker

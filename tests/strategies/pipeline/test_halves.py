@@ -1,4 +1,4 @@
-"""A backward in two halves gives the gradients of one, and gives first what another device waits for."""
+"""A backward in two halves gives the gradients of one, those that another device waits for first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes from worker to worker: it arrives as it was sent, and nothing of it outlives its trial."""
+"""Tensors passed from worker to worker arrive unchanged, and their files are removed with the trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models, losses and data that a pipeline could get wrong without a word: it gets them right, or says so."""
+"""Models, losses and data that micro-batches or stages could change: each is exact, or is refused or noted."""
 
 from __future__ import annotations
 

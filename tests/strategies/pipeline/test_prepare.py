@@ -1,4 +1,4 @@
-"""Which stages a model gets: for one trial those of the shortest step, for several those that fill gaps."""
+"""The choice of stages: the shortest step for one trial, stages that fill gaps for several."""
 
 from __future__ import annotations
 

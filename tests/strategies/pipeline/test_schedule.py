@@ -1,4 +1,4 @@
-"""How long a pipelined step takes on a virtual clock, against what can be worked out by hand."""
+"""The simulated time of a pipelined step, compared with values worked out by hand."""
 
 from __future__ import annotations
 

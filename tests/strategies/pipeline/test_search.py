@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,18 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import hydra_tune as ht
-from tests.fault.searches import run, started, values, wait_for
-from tests.strategies.shard.test_search import equals_the_plain_loop, events, rows, training
+from tests.fault.searches import run, undisturbed, values
+from tests.strategies.searches import (
+    SPEC,
+    candidate,
+    equals_the_plain_loop,
+    events,
+    run_and_lose,
+    search_of,
+    stop_and_resume,
+)
 
-SPEC = Path(__file__).parents[1] / "sharded_candidates.py"
-SEARCH = [
-    "search", f"{SPEC}:build", "--trials", "2", "--sampler", "random", "--seed", "4", "--devices", "2xcpu",
-    "--strategy", "pipeline", "--checkpoint-seconds", "0.3", "--study", "s",
-]  # fmt: skip
+SEARCH = search_of("--strategy", "pipeline", "--checkpoint-seconds", "0.3")
 YAML = f"""
 space: {SPEC}:build
 study: y
@@ -40,12 +42,7 @@ def deep(**fields: Any) -> ht.Candidate:
     layers: list[nn.Module] = [nn.Linear(32, 96)]
     for _ in range(5):
         layers += [nn.LayerNorm(96), nn.ReLU(), nn.Linear(96, 96)]
-    given: dict[str, Any] = {
-        "model": nn.Sequential(*layers, nn.Linear(96, 2)).double(), "loss": F.cross_entropy,
-        "optimizer": partial(torch.optim.AdamW, lr=0.01), "train": rows(43), "valid": rows(16), "batch_size": 10,
-        "epochs": 2,
-    }  # fmt: skip
-    return ht.Candidate(**(given | fields))
+    return candidate(*layers, nn.Linear(96, 2), **fields)
 
 
 def test_two_pipelined_trials_at_once_equal_the_plain_loop() -> None:
@@ -152,29 +149,16 @@ def test_branches_run_at_the_same_time_within_one_micro_batch() -> None:
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    folder = tmp_path_factory.mktemp("unbroken")
-    done = run(*SEARCH, folder=folder)
-    assert done.returncode == 0, done.stderr
-    return values(folder, "s")
+    return undisturbed(*SEARCH, folder=tmp_path_factory.mktemp("unbroken"))
 
 
 def test_a_killed_device_costs_the_work_since_the_checkpoint(tmp_path: Path, unbroken: list[Any]) -> None:
-    with started(*SEARCH, folder=tmp_path) as search:
-        wait_for(lambda: list(tmp_path.glob("hydra_tune_files/*/*.checkpoints/*.json")), "a checkpoint")
-        os.kill(training(tmp_path).pop(), signal.SIGKILL)
-        _, errors = search.communicate()
-    assert search.returncode == 0, errors
+    run_and_lose(*SEARCH, folder=tmp_path, at_checkpoint=True)
     assert values(tmp_path, "s") == unbroken
-    assert not list(Path("/dev/shm").glob(f"hydra-tune-search-{search.pid}-*"))
 
 
 def test_a_killed_search_is_resumed_to_the_same_result(tmp_path: Path, unbroken: list[Any]) -> None:
-    with started(*SEARCH, folder=tmp_path) as search:
-        wait_for(lambda: list(tmp_path.glob("hydra_tune_files/*/*.checkpoints/*.json")), "a checkpoint")
-        search.kill()
-        search.wait()
-    resumed = run("resume", "s", folder=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
+    stop_and_resume(*SEARCH, folder=tmp_path)
     assert values(tmp_path, "s") == unbroken
 
 
@@ -218,7 +202,7 @@ def test_microbatches_that_cannot_be_are_refused(case: str) -> None:
 
 
 def infinite(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """No number, but in training."""
+    """Return an infinite loss in evaluation only."""
     return F.cross_entropy(outputs, targets) if torch.is_grad_enabled() else outputs.sum() * float("inf")
 
 

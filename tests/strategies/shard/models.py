@@ -1,4 +1,4 @@
-"""Small candidates in float64 with everything that makes training in shards hard, and how to train them both ways."""
+"""Small candidates in float64 with features that are hard to train in shards, and both ways to train them."""
 
 from __future__ import annotations
 

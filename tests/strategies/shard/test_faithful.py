@@ -1,4 +1,4 @@
-"""Whatever a pickled copy of a candidate would lack is there all the same, in shards and whole."""
+"""A candidate whose pickled copy would lack something trains the same in shards and whole."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import hydra_tune as ht
+from tests.strategies.searches import ONE_THREAD, equals_the_plain_loop
 from tests.strategies.shard.models import Adam, candidate
-from tests.strategies.shard.test_search import ONE_THREAD, equals_the_plain_loop
 
 
 def hooked(trial: Any) -> ht.Candidate:

@@ -13,8 +13,8 @@ from torch import nn
 import hydra_tune as ht
 from hydra_tune.core.errors import CandidateError, SearchFailed
 from hydra_tune.strategies.shard.first_batch import SAME, Comparison, FirstBatch, first_batch
+from tests.strategies.searches import ONE_THREAD
 from tests.strategies.shard.models import Adam, candidate, start
-from tests.strategies.shard.test_search import ONE_THREAD
 
 
 class Layers(nn.Module):

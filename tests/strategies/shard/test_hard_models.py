@@ -1,4 +1,4 @@
-"""Models that a fresh reader broke shards with: each equals a plain loop now, or is refused by name."""
+"""Models that broke an earlier version of shards: each equals a plain loop, or is refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seen from outside, a worker takes no more memory than its device's budget: a model with eight times as much state."""
+"""A worker's memory, measured from outside, stays within its device's budget for a model of eight times that state."""
 
 from __future__ import annotations
 

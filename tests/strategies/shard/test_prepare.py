@@ -1,4 +1,4 @@
-"""Costs that cover more batches than the first."""
+"""Costs raised to cover more batches than the first."""
 
 from __future__ import annotations
 

@@ -19,28 +19,26 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
 import hydra_tune as ht
 from hydra_tune.coordinator.attempt import Attempt
-from hydra_tune.core.devices import cores
 from hydra_tune.storage import open_storage
 from hydra_tune.training.progress import Progress
-from tests.candidates import plain_loop
-from tests.fault.searches import run, started, values, wait_for
+from tests.fault.searches import run, started, undisturbed, values, wait_for
 from tests.fault.test_full_disk import run_with_small_files
+from tests.strategies.searches import (
+    ONE_THREAD,
+    attempts,
+    candidate,
+    equals_the_plain_loop,
+    events,
+    nothing_is_left,
+    pids,
+    search_of,
+    training,
+)
 
-ONE_THREAD = f"{cores()}xcpu"
-SPEC = Path(__file__).parents[1] / "sharded_candidates.py"
-SEARCH = [
-    "search", f"{SPEC}:build", "--trials", "2", "--sampler", "random", "--seed", "4", "--devices", "2xcpu",
-    "--device-memory", "3MiB", "--checkpoint-seconds", "0.5", "--study", "s",
-]  # fmt: skip
-
-
-def rows(count: int) -> TensorDataset:
-    inputs = torch.randn(count, 32, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
-    return TensorDataset(inputs, (inputs[:, 0] > 0).long())
+SEARCH = search_of("--device-memory", "3MiB", "--checkpoint-seconds", "0.5")
 
 
 def wide(**fields: Any) -> ht.Candidate:
@@ -48,26 +46,7 @@ def wide(**fields: Any) -> ht.Candidate:
     layers: list[nn.Module] = [nn.Linear(32, 96)]
     for _ in range(4):
         layers += [nn.BatchNorm1d(96), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(96, 96)]
-    given: dict[str, Any] = {
-        "model": nn.Sequential(*layers, nn.Linear(96, 2)).double(), "loss": F.cross_entropy,
-        "optimizer": partial(torch.optim.AdamW, lr=0.01), "train": rows(43), "valid": rows(16), "batch_size": 10,
-        "epochs": 2,
-    }  # fmt: skip
-    return ht.Candidate(**(given | fields))
-
-
-def equals_the_plain_loop(result: ht.SearchResult, build: Any) -> None:
-    seed = result.best_trial.seed
-    torch.manual_seed(seed)
-    expected, _losses = plain_loop(build(None), seed)
-    found = result.best_model().state_dict()
-    for name, tensor in expected.state_dict().items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def events(folder: Path) -> list[tuple[str, str]]:
-    with closing(sqlite3.connect(folder / "hydra_tune.db")) as connection:
-        return connection.execute("SELECT kind, message FROM hydra_events").fetchall()
+    return candidate(*layers, nn.Linear(96, 2), **fields)
 
 
 def test_a_model_larger_than_its_device_equals_the_plain_loop() -> None:
@@ -288,30 +267,13 @@ def test_a_device_that_runs_out_by_its_own_word_is_given_smaller_shards() -> Non
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What the search gives when nothing happens to it."""
-    folder = tmp_path_factory.mktemp("unbroken")
-    done = run(*SEARCH, folder=folder)
-    assert done.returncode == 0, done.stderr
-    return values(folder, "s")
-
-
-def pids(folder: Path, what: str) -> set[int]:
-    return {int(path.name.rpartition("-")[2]) for path in folder.glob(f"{what}-*")}
-
-
-def training(folder: Path) -> set[int]:
-    """The workers that train by now, beside the builder."""
-    return pids(folder, "trains") - pids(folder, "builds")
+    return undisturbed(*SEARCH, folder=tmp_path_factory.mktemp("unbroken"))
 
 
 def committed(search: subprocess.Popen[str]) -> list[Path]:
     """The trials' files of a search of which some unit has ended."""
     found = Path("/dev/shm").glob(f"hydra-tune-search-{search.pid}-*/trial-*/index.json")
     return [path.parent for path in found if '"commits", 0' not in path.read_text()]
-
-
-def nothing_is_left(search: subprocess.Popen[str]) -> None:
-    assert not list(Path("/dev/shm").glob(f"hydra-tune-search-{search.pid}-*"))
 
 
 def test_a_killed_device_costs_one_unit(tmp_path: Path, unbroken: list[Any]) -> None:
@@ -326,8 +288,7 @@ def test_a_killed_device_costs_one_unit(tmp_path: Path, unbroken: list[Any]) -> 
     assert lost
     assert "killed (signal 9)" in lost[0]
     assert lost[0].endswith("the trial goes on from its last commit")
-    with closing(sqlite3.connect(tmp_path / "hydra_tune.db")) as connection:
-        assert connection.execute("SELECT COUNT(*) FROM hydra_attempts").fetchone() == (2,), "no trial was tried again"
+    assert attempts(tmp_path) == 2, "no trial was tried again"
     nothing_is_left(search)
 
 

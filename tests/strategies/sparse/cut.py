@@ -131,7 +131,7 @@ class Cut(Here):
         self.behind = len(history)
 
     def parts(self) -> list[Any]:
-        """What each device holds."""
+        """Return each device's part."""
         return [context.resident["a"] for context in self.contexts[1:] if "a" in context.resident]
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class Cut(Here):
 
 
 class Stopped(Exception):
-    """The trial is to go on elsewhere."""
+    """Raised to stop the trial here, so that it can resume elsewhere."""
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 import hydra_tune as ht
 from tests.fault.searches import run
 from tests.strategies.pruned_candidates import build, deep
-from tests.strategies.shard.test_search import events
+from tests.strategies.searches import events
 
 SPEC = Path(__file__).parents[1] / "pruned_candidates.py"
 BUDGET = 1600

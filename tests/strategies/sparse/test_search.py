@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,10 @@ from torch.nn import functional as F
 
 import hydra_tune as ht
 from tests.candidates import accuracy, rows
-from tests.fault.searches import run, started, values, wait_for
-from tests.strategies.shard.test_search import events, training
+from tests.fault.searches import run, undisturbed, values
+from tests.strategies.searches import SPEC, attempts, events, run_and_lose, search_of, stop_and_resume
 
-SPEC = Path(__file__).parents[1] / "sharded_candidates.py"
-SEARCH = [
-    "search", f"{SPEC}:build", "--trials", "2", "--sampler", "random", "--seed", "4", "--devices", "2xcpu",
-    "--strategy", "sparse", "--checkpoint-seconds", "0.3", "--study", "s",
-]  # fmt: skip
+SEARCH = search_of("--strategy", "sparse", "--checkpoint-seconds", "0.3")
 YAML = f"""
 space: {SPEC}:build
 study: y
@@ -186,32 +180,18 @@ def test_a_yaml_file_names_the_options(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    folder = tmp_path_factory.mktemp("unbroken")
-    done = run(*SEARCH, folder=folder)
-    assert done.returncode == 0, done.stderr
-    return values(folder, "s")
+    return undisturbed(*SEARCH, folder=tmp_path_factory.mktemp("unbroken"))
 
 
 def test_a_killed_member_costs_the_unit_and_nothing_else(tmp_path: Path, unbroken: list[Any]) -> None:
-    with started(*SEARCH, folder=tmp_path) as search:
-        wait_for(lambda: list(tmp_path.glob("hydra_tune_files/*/*.checkpoints/*.json")), "a checkpoint")
-        os.kill(training(tmp_path).pop(), signal.SIGKILL)
-        _, errors = search.communicate()
-    assert search.returncode == 0, errors
+    run_and_lose(*SEARCH, folder=tmp_path, at_checkpoint=True)
     assert values(tmp_path, "s") == unbroken
     assert any(kind == "replicas" and "go on from the last commit" in message for kind, message in events(tmp_path))
-    attempts = [json.loads(run("show", "s", str(n), "--json", folder=tmp_path).stdout)["attempts"] for n in range(2)]
-    assert [len(each) for each in attempts] == [1, 1], "no attempt was lost"
-    assert not list(Path("/dev/shm").glob(f"hydra-tune-search-{search.pid}-*"))
+    assert attempts(tmp_path) == 2, "no attempt was lost"
 
 
 def test_a_killed_search_is_resumed_to_the_same_result(tmp_path: Path, unbroken: list[Any]) -> None:
-    with started(*SEARCH, folder=tmp_path) as search:
-        wait_for(lambda: list(tmp_path.glob("hydra_tune_files/*/*.checkpoints/*.json")), "a checkpoint")
-        search.kill()
-        search.wait()
-    resumed = run("resume", "s", folder=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
+    stop_and_resume(*SEARCH, folder=tmp_path)
     assert values(tmp_path, "s") == unbroken
 
 

@@ -1,4 +1,4 @@
-"""Bytes and stages of a pruned network, computed before it is trained, against what training takes."""
+"""Bytes and stages of a pruned network, computed before training and compared with training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dealing out, taking and putting back, for all depths, widths and numbers of subnets: nothing is lost or had twice."""
+"""Dealing, taking and putting back, for all depths, widths and numbers of subnets: each part is used exactly once."""
 
 from __future__ import annotations
 

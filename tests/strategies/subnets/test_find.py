@@ -1,4 +1,4 @@
-"""What is found to be dealt out in all families of models; and a subnet computes what its part of the model does."""
+"""The parts found in all families of models; a subnet computes what its part of the model computes."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -20,14 +19,22 @@ from torch.utils.data import TensorDataset
 import hydra_tune as ht
 from hydra_tune.core.devices import cores
 from tests.candidates import accuracy, rows, small_candidate
-from tests.fault.searches import run, started, values, wait_for
-from tests.strategies.shard.test_search import ONE_THREAD, events, pids, training
+from tests.fault.searches import run, started, undisturbed, values, wait_for
+from tests.strategies.searches import (
+    ONE_THREAD,
+    SPEC,
+    attempts,
+    events,
+    pids,
+    run_and_lose,
+    search_here,
+    search_of,
+    stop_and_resume,
+    training,
+)
 
-SPEC = Path(__file__).parents[1] / "sharded_candidates.py"
-SEARCH = [
-    "search", f"{SPEC}:build", "--trials", "2", "--sampler", "random", "--seed", "4", "--devices", "2xcpu",
-    "--strategy", "ist", "--checkpoint-seconds", "0.3", "--study", "s",
-]  # fmt: skip
+search = partial(search_here, "ist", devices="2xcpu")
+SEARCH = search_of("--strategy", "ist", "--checkpoint-seconds", "0.3")
 YAML = f"""
 space: {SPEC}:build
 study: s
@@ -46,12 +53,6 @@ def wide(**fields: Any) -> ht.Candidate:
         "batch_size": 5, "epochs": 2, "metrics": {"accuracy": accuracy},
     }  # fmt: skip
     return ht.Candidate(**(given | fields))
-
-
-def search(build: Any, study: str, **options: Any) -> ht.SearchResult:
-    chosen = {"name": "ist", **options.pop("strategy", {})}
-    given: dict[str, Any] = {"trials": 1, "devices": "2xcpu", "seed": 5, "progress": False, "study": study}
-    return ht.search(build, strategy=chosen, **(given | options))
 
 
 def state_of(result: ht.SearchResult) -> dict[str, torch.Tensor]:
@@ -171,30 +172,16 @@ def test_pinned_partitions_are_read_by_their_own_worker_only() -> None:
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    folder = tmp_path_factory.mktemp("unbroken")
-    done = run(*SEARCH, folder=folder)
-    assert done.returncode == 0, done.stderr
-    return values(folder, "s")
-
-
-def attempts(folder: Path) -> int:
-    with closing(sqlite3.connect(folder / "hydra_tune.db")) as connection:
-        found: tuple[int] = connection.execute("SELECT COUNT(*) FROM hydra_attempts").fetchone()
-        return found[0]
+    return undisturbed(*SEARCH, folder=tmp_path_factory.mktemp("unbroken"))
 
 
 def test_a_killed_device_costs_one_phase(tmp_path: Path, unbroken: list[Any]) -> None:
-    with started(*SEARCH, folder=tmp_path) as going:
-        for pid in wait_for(lambda: training(tmp_path), "training"):
-            os.kill(pid, signal.SIGKILL)
-        _, errors = going.communicate()
-    assert going.returncode == 0, errors
+    run_and_lose(*SEARCH, folder=tmp_path, every=True)
     assert values(tmp_path, "s") == unbroken
     assert attempts(tmp_path) == 2, "no trial was tried again"
     lost = [message for kind, message in events(tmp_path) if kind == "lost"]
     assert lost
     assert lost[0].endswith("is run again")
-    assert not list(Path("/dev/shm").glob(f"hydra-tune-search-{going.pid}-*"))
 
 
 def test_a_killed_builder_costs_nothing_once_the_trials_are_laid_out(tmp_path: Path, unbroken: list[Any]) -> None:
@@ -213,10 +200,7 @@ def test_a_killed_builder_costs_nothing_once_the_trials_are_laid_out(tmp_path: P
 def test_a_lost_phase_can_be_skipped(tmp_path: Path) -> None:
     spec = (YAML % "2xcpu").replace("local_steps: 1", "local_steps: 1, lost: skip")
     (tmp_path / "y.yaml").write_text(spec)
-    with started("search", "y.yaml", folder=tmp_path) as going:
-        os.kill(wait_for(lambda: training(tmp_path), "training").pop(), signal.SIGKILL)
-        _, errors = going.communicate()
-    assert going.returncode == 0, errors
+    run_and_lose("search", "y.yaml", folder=tmp_path)
     assert attempts(tmp_path) == 1
     lost = [message for kind, message in events(tmp_path) if kind == "lost"]
     assert any("is skipped for this round" in message or "is run again" in message for message in lost)
@@ -227,12 +211,7 @@ def test_a_lost_phase_can_be_skipped(tmp_path: Path) -> None:
 def test_a_stopped_search_is_resumed_to_the_same_result(
     tmp_path: Path, unbroken: list[Any], how: signal.Signals
 ) -> None:
-    with started(*SEARCH, folder=tmp_path) as going:
-        wait_for(lambda: list(tmp_path.glob("hydra_tune_files/*/*.checkpoints/*.json")), "a checkpoint")
-        going.send_signal(how)
-        going.communicate()
-    resumed = run("resume", "s", folder=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
+    stop_and_resume(*SEARCH, folder=tmp_path, how=how)
     assert values(tmp_path, "s") == unbroken
 
 
