@@ -60,7 +60,7 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
                 typer.echo("no completed trial satisfies its constraints")
             number = f" {best.number}" if best is not None else ""
             typer.echo(f"look closer:   {program()} show {name}{number}{place}")
-            if best is not None and result.has_weights(best.number):
+            if best is not None and (result.has_weights(best.number) or result.files(best.number)):
                 typer.echo(f"take it home:  {program()} export {name} --to model{place}{trust}")
             typer.echo(f"in a browser:  {program()} dashboard{place}")
     finally:

@@ -15,6 +15,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.study import StudyDirection
+from optuna.study._tell import _tell_with_warning
 from optuna.trial import TrialState
 
 from hydra_tune.coordinator.files import StudyFiles
@@ -249,6 +250,7 @@ class OwnedStudy:
             datetime_start=running.trial.datetime_start,
             checkpoints=self.files.checkpoints(asked.number),
             checkpoint_seconds=self.settings.checkpoint_seconds,
+            files=self.files.kept(asked.number),
             trial_id=running.trial._trial_id,
             study_id=self.study_id,
             study=self.study.study_name,
@@ -357,7 +359,8 @@ class OwnedStudy:
         state = OPTUNA_STATE[outcome.status]
         values = list(outcome.values) if state is TrialState.COMPLETE and outcome.values else None
         if told is None:
-            self.study.tell(trial, values, state)
+            # Optuna's `Study.tell` also copies the trial, for its caller.
+            _tell_with_warning(self.study, trial, values, state)
         self._told += 1
         self._count_elsewhere()
         self.study.call_back(self.settings.callbacks, trial._trial_id)
