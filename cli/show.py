@@ -87,7 +87,7 @@ def _show_trial(opened: Any, url: str, study: str, trial: int, as_json: bool) ->
     print_files(kept)
     print_plan(records[trial].strategy, records[trial].plan)
     _print_curves(curves)
-    _print_units(units)
+    _print_units(units, objective=not records[trial].strategy)
     for kind, message in notes:
         typer.echo(printable(f"{kind}: {message}"))
     _print_attempts(attempts)
@@ -104,7 +104,8 @@ def print_trial(record: TrialRecord, metrics: Sequence[str]) -> None:
     if record.error:
         typer.echo(printable(f"  error: {record.error}"))
     facts = [
-        ("strategy", record.strategy), ("shards", record.shards), ("device", record.device), ("seed", record.seed),
+        ("strategy", record.strategy), ("shards", record.shards if record.strategy else None),
+        ("device", record.device), ("seed", record.seed),
         ("seconds", None if record.seconds is None else f"{record.seconds:.2f}"),
         ("peak memory", None if record.peak_device_bytes is None else format_bytes(record.peak_device_bytes)),
         ("spilled at most", None if not record.spilled_bytes else format_bytes(record.spilled_bytes)),
@@ -156,7 +157,7 @@ def _print_curves(curves: dict[int, dict[str, float]]) -> None:
     print_table(table)
 
 
-def _print_units(units: Sequence[Any]) -> None:
+def _print_units(units: Sequence[Any], *, objective: bool) -> None:
     from hydra_tune.cli.tables import print_table
     from hydra_tune.core.tables import Table
 
@@ -169,7 +170,7 @@ def _print_units(units: Sequence[Any]) -> None:
     table = Table(["work", "device", "units", "seconds", *(["read", "written"] if moved else [])])
     for (kind, device), some in kinds.items():
         count, seconds = sum(unit.steps or 1 for unit in some), sum(unit.seconds for unit in some)
-        row = [kind, device, str(count), f"{seconds:.2f}"]
+        row = ["objective" if objective and kind == "build" else kind, device, str(count), f"{seconds:.2f}"]
         if moved:
             row += [_bytes(sum(unit.read_bytes or 0 for unit in some)), _bytes(sum(u.written_bytes or 0 for u in some))]
         table.rows.append(row)

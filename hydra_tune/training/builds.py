@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SOURCE_FILE = "source"
 """Name of the file of the build function in the run's directory."""
-RETURNED = "the value that build returned"
+RETURNED = "the value that the objective returned"
 RANK_VARIABLES = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "WORLD_SIZE")
 """Variables that launchers of distributed training leave in the environment, where the next objective would use them.
 """
@@ -202,7 +202,9 @@ def _objective_values(made: Any, info: TrialInfo) -> tuple[float, ...]:
         )
     if info.objectives == 1:
         return (as_number(values[0], RETURNED, infinite=True),)
-    return tuple(as_number(value, f"value {i} that build returned", infinite=True) for i, value in enumerate(values))
+    return tuple(
+        as_number(value, f"value {i} that the objective returned", infinite=True) for i, value in enumerate(values)
+    )
 
 
 def _is_candidate(made: object) -> TypeGuard[Candidate]:
