@@ -53,7 +53,7 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
             found = {"study": settings.study, "storage": masked(settings.storage), "best": best}
             print_json({**found, "trials": result.trials})
         else:
-            metrics = result.study.metric_names or settings.metrics
+            metrics = result.metrics or settings.metrics
             print_table(leaderboard(result.trials, metrics, settings.directions))
             _say_why(result.trials)
             if best is None:

@@ -67,6 +67,11 @@ class SearchResult:
         return trial_records(self._storage, self.study.study_name)
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the values of a trial."""
+        return study_summary(self._storage, self.study.study_name).metrics
+
+    @property
     def best_trial(self) -> TrialRecord:
         """The best completed trial; with several objectives, one of the Pareto front."""
         return self.trials[self._best_number()]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -127,7 +126,10 @@ class OwnedStudy:
 
     def _describe(self, source: Source) -> None:
         earlier = self._before.metrics if self._before is not None and self.settings.metric is None else ()
-        self._name_metrics(earlier if len(earlier) == len(self.settings.directions) else self.settings.metrics)
+        self.metrics = tuple(earlier if len(earlier) == len(self.settings.directions) else self.settings.metrics)
+        self._named = False
+        if self.settings.metric is not None:
+            self._name_values()
         self.records = StudyRecords(self.storage, self.study_id)
         self.ledger = Ledger(self.records)
         self.work = WorkRecords(self.records)
@@ -136,11 +138,14 @@ class OwnedStudy:
         self._source = source
         self._record_settings()
 
-    def _name_metrics(self, names: Sequence[str]) -> None:
-        self.metrics = tuple(names)
+    def _name_values(self) -> None:
+        """Tell Optuna the names of values, but not names that nobody gave: they change the columns of its tables."""
+        if self._named:
+            return
+        self._named = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self.study.set_metric_names(list(names))
+            self.study.set_metric_names(list(self.metrics))
 
     def _record_settings(self) -> None:
         source = self._source
@@ -149,7 +154,7 @@ class OwnedStudy:
     def _is_objective(self) -> None:
         """Note that `build` is an ordinary objective: its single value is no loss, unless the user calls it so."""
         if self.settings.metric is None and self.metrics == ("loss",):
-            self._name_metrics(VALUE_OF_OBJECTIVE)
+            self.metrics = VALUE_OF_OBJECTIVE
             self._record_settings()
 
     def _find_files(self) -> StudyFiles:
@@ -330,6 +335,7 @@ class OwnedStudy:
         """Record an epoch's metrics; return True if the trial is to be pruned."""
         if number in self._unstorable:
             raise StorageError(self._unstorable[number])
+        self._name_values()  # a candidate's metric has a name
         self.records.metrics(number, epoch, metrics)
         if len(self.settings.metrics) > 1:
             return False

@@ -191,7 +191,8 @@ def sees_its_study(trial: optuna.Trial) -> float:
     study = trial.study
     saw = [study.direction.name, [each.name for each in study.directions], len(study.trials), study.best_trial.number]
     saw += [study.best_value, study.best_params, len(study.get_trials(states=(TrialState.FAIL,)))]
-    saw += [[each.number for each in study.best_trials], len(study.trials_dataframe()), study.user_attrs]
+    saw += [[each.number for each in study.best_trials], list(study.trials_dataframe()), study.user_attrs]
+    saw += [study.metric_names]
     trial.set_user_attr("saw", saw)
     return 3.0
 
