@@ -246,6 +246,8 @@ class StudyThread:
         """Take the study for a quick call, if no earlier call waits for the thread or runs there."""
         if self._posted != self._worked or self._study.storage.shared or self._outage.since is not None:
             return False
+        if self._closing.is_set():  # a worker that ends may still call
+            return False
         return self._turn.acquire(blocking=False)
 
     def _post(
