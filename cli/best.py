@@ -10,8 +10,8 @@ def best(study: Study, storage: Storage = None, as_json: Json = False) -> int:
     import optuna
     from optuna.trial import TrialState
 
-    from hydra_tune.cli.show import print_trial
-    from hydra_tune.cli.tables import print_json, print_table, trials_table
+    from hydra_tune.cli.show import files_kept, print_files, print_trial
+    from hydra_tune.cli.tables import plain, print_json, print_table, trials_table
     from hydra_tune.coordinator.settings import default_storage
     from hydra_tune.core.errors import SearchFailed
     from hydra_tune.storage import open_storage
@@ -28,10 +28,14 @@ def best(study: Study, storage: Storage = None, as_json: Json = False) -> int:
             raise SearchFailed(f"no completed trial of study {study!r} satisfies its constraints", "look at trials")
         numbers = [t.number for t in loaded.best_trials] if several else [loaded.best_trial.number]
     chosen = [records[number] for number in numbers]
+    kept = {number: files_kept(storage or default_storage(), summary, number) for number in numbers}
     if as_json:
-        print_json(chosen if several else chosen[0])
+        found = [{**plain(record), "files": kept[record.number]} for record in chosen]
+        print_json(found if several else found[0])
     elif several:
         print_table(trials_table(chosen, summary.metrics))
+        print_files([path for number in numbers for path in kept[number]])
     else:
         print_trial(chosen[0], summary.metrics)
+        print_files(kept[numbers[0]])
     return 0

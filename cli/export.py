@@ -19,7 +19,7 @@ def export(
     trust: Trust = None,
     as_json: Json = False,
 ) -> None:
-    """Write a trial's weights (safetensors), its record (JSON) and its program (torch.export)."""
+    """Write a trial's weights (safetensors), its record (JSON) and its program (torch.export); or what it kept."""
     from hydra_tune.cli.tables import print_json
     from hydra_tune.coordinator.export import export_trial
     from hydra_tune.coordinator.settings import default_storage

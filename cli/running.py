@@ -53,14 +53,14 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
             found = {"study": settings.study, "storage": masked(settings.storage), "best": best}
             print_json({**found, "trials": result.trials})
         else:
-            metrics = result.study.metric_names or settings.metrics
+            metrics = result.metrics or settings.metrics
             print_table(leaderboard(result.trials, metrics, settings.directions))
             _print_reasons(result.trials)
             if best is None:
                 typer.echo("no completed trial satisfies its constraints")
             number = f" {best.number}" if best is not None else ""
             typer.echo(f"details:      {program()} show {name}{number}{place}")
-            if best is not None and result.has_weights(best.number):
+            if best is not None and (result.has_weights(best.number) or result.files(best.number)):
                 typer.echo(f"export:       {program()} export {name} --to model{place}{trust}")
             typer.echo(f"in a browser: {program()} dashboard{place}")
     finally:

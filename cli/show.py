@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from hydra_tune.cli.options import Json, Storage, Study
 
 if TYPE_CHECKING:
-    from hydra_tune.storage.queries import TrialRecord
+    from hydra_tune.storage.queries import StudySummary, TrialRecord
 
 
 def show(
@@ -27,7 +28,7 @@ def show(
         if trial is None:
             _show_study(opened, study, as_json)
         else:
-            _show_trial(opened, study, trial, as_json)
+            _show_trial(opened, storage or default_storage(), study, trial, as_json)
 
 
 def _show_study(opened: Any, study: str, as_json: bool) -> None:
@@ -52,7 +53,7 @@ def _show_study(opened: Any, study: str, as_json: bool) -> None:
     print_table(leaderboard(records, summary.metrics, summary.directions))
 
 
-def _show_trial(opened: Any, study: str, trial: int, as_json: bool) -> None:
+def _show_trial(opened: Any, url: str, study: str, trial: int, as_json: bool) -> None:
     from hydra_tune.cli.plans import print_plan
     from hydra_tune.cli.tables import plain, print_json
     from hydra_tune.core.errors import InputError, printable
@@ -74,16 +75,19 @@ def _show_trial(opened: Any, study: str, trial: int, as_json: bool) -> None:
     attempts = trial_attempts(opened, study, trial)
     units = trial_units(opened, study, trial)
     notes = trial_notes(opened, study, trial)
+    kept = files_kept(url, summary, trial)
     if as_json:
         events = [{"kind": kind, "message": message} for kind, message in notes]
         print_json({
-            **plain(records[trial]), "metrics": curves, "attempts": attempts, "units": units, "events": events
+            **plain(records[trial]), "metrics": curves, "attempts": attempts, "units": units, "events": events,
+            "files": [str(path) for path in kept],
         })  # fmt: skip
         return
     print_trial(records[trial], summary.metrics)
+    print_files(kept)
     print_plan(records[trial].strategy, records[trial].plan)
     _print_curves(curves)
-    _print_units(units)
+    _print_units(units, objective=not records[trial].strategy)
     for kind, message in notes:
         typer.echo(printable(f"{kind}: {message}"))
     _print_attempts(attempts)
@@ -100,7 +104,8 @@ def print_trial(record: TrialRecord, metrics: Sequence[str]) -> None:
     if record.error:
         typer.echo(printable(f"  error: {record.error}"))
     facts = [
-        ("strategy", record.strategy), ("shards", record.shards), ("device", record.device), ("seed", record.seed),
+        ("strategy", record.strategy), ("shards", record.shards if record.strategy else None),
+        ("device", record.device), ("seed", record.seed),
         ("seconds", None if record.seconds is None else f"{record.seconds:.2f}"),
         ("peak memory", None if record.peak_device_bytes is None else format_bytes(record.peak_device_bytes)),
         ("spilled at most", None if not record.spilled_bytes else format_bytes(record.spilled_bytes)),
@@ -119,6 +124,24 @@ def print_trial(record: TrialRecord, metrics: Sequence[str]) -> None:
         typer.echo(printable(f"  {name}: {value}"))
 
 
+def files_kept(url: str, summary: StudySummary, trial: int) -> list[Path]:
+    """Return what a trial has kept with `trial.keep`."""
+    from hydra_tune.coordinator.files import StudyFiles
+    from hydra_tune.training.kept_files import kept_files
+
+    return kept_files(StudyFiles.of(url, summary.study_id, summary.settings or {}).kept(trial))
+
+
+def print_files(kept: Sequence[Path]) -> None:
+    """Print the paths of what a trial has kept."""
+    from hydra_tune.core.errors import printable
+
+    if kept:
+        typer.echo("files:")
+    for path in kept:
+        typer.echo(printable(f"  {path}"))
+
+
 def _print_curves(curves: dict[int, dict[str, float]]) -> None:
     from hydra_tune.cli.tables import number, print_table
     from hydra_tune.core.tables import Table
@@ -134,7 +157,7 @@ def _print_curves(curves: dict[int, dict[str, float]]) -> None:
     print_table(table)
 
 
-def _print_units(units: Sequence[Any]) -> None:
+def _print_units(units: Sequence[Any], *, objective: bool) -> None:
     from hydra_tune.cli.tables import print_table
     from hydra_tune.core.tables import Table
 
@@ -147,7 +170,7 @@ def _print_units(units: Sequence[Any]) -> None:
     table = Table(["work", "device", "units", "seconds", *(["read", "written"] if moved else [])])
     for (kind, device), some in kinds.items():
         count, seconds = sum(unit.steps or 1 for unit in some), sum(unit.seconds for unit in some)
-        row = [kind, device, str(count), f"{seconds:.2f}"]
+        row = ["objective" if objective and kind == "build" else kind, device, str(count), f"{seconds:.2f}"]
         if moved:
             row += [_bytes(sum(unit.read_bytes or 0 for unit in some)), _bytes(sum(u.written_bytes or 0 for u in some))]
         table.rows.append(row)

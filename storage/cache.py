@@ -6,7 +6,6 @@ database either, so only unfinished and new trials are read again, and only when
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Container, Iterable
 from datetime import datetime
 from typing import Any
@@ -244,7 +243,8 @@ class Cache:
 
 def replaced(trial: FrozenTrial, **fields: Any) -> FrozenTrial:
     """Return a copy of the trial with changed fields; readers keep the original."""
-    newer = copy.copy(trial)
+    newer = FrozenTrial.__new__(FrozenTrial)  # copy.copy takes four times as long
+    newer.__dict__.update(trial.__dict__)
     for name, value in fields.items():
         setattr(newer, name, value)
     return newer

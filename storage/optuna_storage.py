@@ -188,7 +188,7 @@ class HydraStorage(QueuedDatabase, BaseStorage):
             if state == TrialState.RUNNING and before.state != TrialState.WAITING:
                 return False
             now = datetime.now()
-            after = replaced(before, state=state)
+            after, of_values = replaced(before, state=state), list(rows.value_rows(values))
             if values is not None:
                 after.values = [float(value) for value in values]
             if state == TrialState.RUNNING:
@@ -196,7 +196,7 @@ class HydraStorage(QueuedDatabase, BaseStorage):
             if state.is_finished():
                 after.datetime_complete = now
             edit.rows.update_trial(before._trial_id, rows.trial_row(after))
-            for table, row in rows.value_rows(values):
+            for table, row in of_values:
                 edit.upsert(table, row)
             edit.trial = after
         return True

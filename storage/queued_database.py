@@ -256,17 +256,17 @@ class QueuedDatabase:
 
     def add(self, table: Table, row: Mapping[str, Any]) -> None:
         """Insert a row into a `hydra_` table, in the same queue and transaction as the trials."""
-        with self._changing() as change:
+        with self._changing(at_once=True) as change:
             change.rows.add(table, row)
 
     def upsert(self, table: Table, row: Mapping[str, Any]) -> None:
         """Insert a row into a `hydra_` table, or change the given columns of the row with the same key."""
-        with self._changing() as change:
+        with self._changing(at_once=True) as change:
             change.rows.upsert(table, row)
 
     def update(self, table: Table, row: Mapping[str, Any]) -> None:
         """Change the given columns of the row with this primary key in a `hydra_` table."""
-        with self._changing() as change:
+        with self._changing(at_once=True) as change:
             change.rows.update(table, row)
 
     def _refuse_if_read_only(self) -> None:
@@ -274,10 +274,16 @@ class QueuedDatabase:
             raise StorageError(f"database {masked(self.url)} was opened to read", "open it without read_only")
 
     @contextmanager
-    def _changing(self) -> Iterator[Change]:
-        """Collect rows; at the block's end, queue them while batching, else write them to the database."""
+    def _changing(self, *, at_once: bool = False) -> Iterator[Change]:
+        """Collect rows; at the block's end, queue them while batching, else write them to the database.
+
+        `at_once` is for a block that cannot raise after its first row: its rows go straight to the queue.
+        """
         with self._lock:
             self._refuse_if_read_only()
+            if self._batching and at_once:
+                yield Change(self._queue)
+                return
             change = Change(WriteQueue())
             if self._batching:
                 yield change
@@ -290,9 +296,12 @@ class QueuedDatabase:
 
     @contextmanager
     def _editing(self, trial_id: int) -> Iterator[TrialEdit]:
-        """Change one trial; the cache is updated once the rows are committed or queued."""
+        """Change one trial; the cache is updated once the rows are committed or queued.
+
+        The block raises before it changes a row, or not at all.
+        """
         with self._lock:
-            with self._changing() as change:
+            with self._changing(at_once=True) as change:
                 study, trial = self._trial_to_change(change, trial_id)
                 edit = TrialEdit(study, trial, change.rows)
                 yield edit

@@ -8,9 +8,10 @@ per table. A new trial has no id before the database assigns one: its rows carry
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Insert, Table, Update, bindparam, insert, select, update
@@ -224,10 +225,16 @@ def _make_room(connection: Connection, study_id: int, last_id: int, last_number:
 
 
 def _key(table: Table, row: Mapping[str, Any]) -> Key:
-    return tuple(row[name] for name in _key_columns(table))
+    return _key_of(table)(row)
 
 
 _key_columns = cache(key_columns)
+
+
+@cache
+def _key_of(table: Table) -> Callable[[Mapping[str, Any]], Key]:
+    names = _key_columns(table)
+    return itemgetter(*names) if len(names) > 1 else lambda row: (row[names[0]],)
 
 
 def _alike(rows: Iterable[RowValues]) -> list[tuple[tuple[str, ...], list[RowValues]]]:

@@ -23,6 +23,7 @@ from hydra_tune.planner.admission import Admission
 from hydra_tune.strategies.base import Interrupted, Strategy
 from hydra_tune.training.builds import Blueprint
 from hydra_tune.training.checkpoint_files import CheckpointFiles
+from hydra_tune.training.kept_files import remove
 from hydra_tune.training.progress import Progress
 from hydra_tune.training.remote_trial import TrialInfo
 
@@ -83,6 +84,7 @@ class TrialRunner:
         if asked.attempts == 0:
             # Any files here belong to an earlier study that had this number.
             CheckpointFiles(self.files.checkpoints(asked.number)).remove()
+            remove(self.files.kept(asked.number))
         history: list[Failed] = []
         failed: tuple[str, Outcome] | None = None
         for number in range(asked.attempts + 1, 10**6):
@@ -122,8 +124,9 @@ class TrialRunner:
     def tidy(self, number: int, ended: Ended) -> None:
         """Remove the files that an ended trial no longer needs; its end must be on disk already."""
         CheckpointFiles(self.files.checkpoints(number)).remove()
-        if ended.trained:
-            for other in ended.surplus if ended.outcome.status is Status.COMPLETE else [number]:
+        for other in ended.surplus if ended.outcome.status is Status.COMPLETE else [number]:
+            remove(self.files.kept(other))
+            if ended.trained:
                 self.files.weights(other).unlink(missing_ok=True)
 
     def _attempt(self, info: TrialInfo, facts: TrialFacts) -> Attempt:

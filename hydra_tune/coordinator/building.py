@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hydra_tune.coordinator.deadlines import Deadlines
+from hydra_tune.coordinator.objective_admission import ObjectiveAdmission
 from hydra_tune.core.errors import SpecError, WorkerLost
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.unit import Memory, Role, Unit, UnitFailed, UnitResult
@@ -40,8 +41,13 @@ class Building:
     """True once `build` is known to return candidates."""
     objective_seen: bool = False
     """True once `build` is known to be an ordinary objective, which runs on a device under every strategy."""
+    objectives: ObjectiveAdmission = field(init=False)
+    """Memory that objectives take."""
     builder_refused: str = ""
     """Reason why candidates are built on devices after all."""
+
+    def __post_init__(self) -> None:
+        self.objectives = ObjectiveAdmission(self.engine.devices)
 
     async def build(self, info: TrialInfo) -> tuple[Built, Candidacy]:
         """Build the candidate of a trial, or run its objective; return the result and the candidate's location."""
@@ -55,8 +61,12 @@ class Building:
             if not built.stays_because:
                 return built, self._waits(result.worker if self.strategy.plans else None, built.parcel)
             self._refuse_builder(built.stays_because)
-        result = await self._unit(info, build_here, Role.DEVICE)
+        memory = None if self.candidates_seen else self.objectives.memory
+        result = await self._unit(info, build_here, Role.DEVICE, memory)
         self._learn(result.value)
+        if result.value.blueprint is not None and memory is not None:
+            self._check_one_device()
+            self.engine.let_go(info.attempt)  # its strategy says what it takes
         return result.value, self._waits(result.worker, result.value.parcel)
 
     async def bring(
@@ -81,6 +91,18 @@ class Building:
             result = await self._unit(info, build_here, Role.DEVICE, memory)
         return Candidacy(result.worker, held=apart)
 
+    def measured(self, peak: int) -> None:
+        """Note the memory that an objective was measured to take."""
+        if self.objectives.measured(peak):
+            self.engine.remeasure(self.objectives.memory)
+
+    def _check_one_device(self) -> None:
+        if any(device.count > 1 for device in self.engine.devices):
+            raise SpecError(
+                "devices_per_trial is for objectives, and build returned a Candidate",
+                "leave it out; strategies pipeline, sparse and ist train one candidate on several devices",
+            )
+
     def _packing(self, info: TrialInfo, where: Candidacy) -> Unit:
         return Unit(
             trial=info.number, attempt=info.attempt, kind="pack", work=pack_held, args=(info.attempt,),
@@ -96,6 +118,8 @@ class Building:
         )  # fmt: skip
         result = await self.engine.run(unit)
         self.deadlines.measured("build", result.seconds)
+        if result.value.peak_bytes is not None:
+            self.measured(result.value.peak_bytes)
         return result
 
     def _waits(self, worker: int | None, parcel: bytes | None = None) -> Candidacy:

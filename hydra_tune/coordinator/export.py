@@ -1,11 +1,14 @@
-"""Exports a trained model: weights as safetensors, its record as JSON, its program by torch.export."""
+"""Exports a trained model: weights as safetensors, its record as JSON, its program by torch.export.
+
+Of an objective it exports what the objective kept with `trial.keep`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +18,7 @@ from hydra_tune.coordinator.trust import check_trusted
 from hydra_tune.core.errors import InputError, SpecError
 from hydra_tune.storage import open_storage
 from hydra_tune.storage.queries import study_summary
+from hydra_tune.training.kept_files import keep_file
 from hydra_tune.training.source import source_from
 
 if TYPE_CHECKING:
@@ -43,18 +47,44 @@ def export_trial(
     """
     if to.exists() and not to.is_dir():
         raise SpecError(f"{str(to)!r} is a file", "give a directory with --to")
-    taken = [name for name in (WEIGHTS, RECORD, PROGRAM) if (to / name).exists()]
-    if taken and not force:
-        raise SpecError(f"{to / taken[0]} exists already", "give --force to overwrite it, or another --to")
+    _check_free(to, (WEIGHTS, RECORD, PROGRAM), force)
     with open_storage(storage, read_only=True) as opened:
         spec = study_summary(opened, study).spec
     if spec:
         check_trusted(spec, study, trusted)
     result = SearchResult(storage, study, source_from(spec).load if spec else None)
     try:
-        return _write(result, result.best_trial.number if trial is None else trial, to)
+        number = result.best_trial.number if trial is None else trial
+        kept = result.files(number)
+        if kept and not result.has_weights(number):
+            return _copy_kept(result, number, kept, to, force)
+        return _write(result, number, to)
     finally:
         result.close()
+
+
+def _check_free(to: Path, names: Iterable[str], force: bool) -> None:
+    taken = [name for name in names if (to / name).exists()]
+    if taken and not force:
+        raise SpecError(f"{to / taken[0]} exists already", "give --force to overwrite it, or another --to")
+
+
+def _copy_kept(result: SearchResult, number: int, kept: Mapping[str, Path], to: Path, force: bool) -> Exported:
+    """Copy what an objective kept with its trial, and write the trial's record."""
+    _check_free(to, kept, force)
+    if RECORD in kept:
+        raise InputError(
+            f"trial {number} has kept a file called {RECORD}, which is the name of its record here",
+            f"copy it from {kept[RECORD]}, or keep it by another name: trial.keep(path, name='...')",
+        )
+    try:
+        exported = Exported(number, [keep_file(path, to, name) for name, path in kept.items()])
+        facts = {"study": result.study.study_name, **dataclasses.asdict(result.trials[number])}
+        (to / RECORD).write_text(json.dumps(facts, indent=2, default=str) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{to} cannot be written ({error.strerror})", "give another --to") from error
+    exported.files.append(to / RECORD)
+    return exported
 
 
 def _write(result: SearchResult, number: int, to: Path) -> Exported:

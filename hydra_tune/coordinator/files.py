@@ -63,6 +63,10 @@ class StudyFiles:
         """Return the file of a trial's trained weights."""
         return self.directory / f"trial-{number}.safetensors"
 
+    def kept(self, number: int) -> Path:
+        """Return the directory of what a trial's code has kept with `trial.keep`."""
+        return self.directory / f"trial-{number}.files"
+
     def checkpointed(self) -> list[int]:
         """Return the numbers of trials that have checkpoints."""
         names = (entry.name for entry in self.directory.glob("*.checkpoints"))

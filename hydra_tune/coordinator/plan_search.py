@@ -57,7 +57,7 @@ class SearchPlan:
 def plan_search(spec: SearchSpec, sample: int) -> SearchPlan:
     """Build and survey `sample` candidates of a search."""
     settings = spec.settings
-    devices = parse_devices(settings.devices, settings.device_memory)
+    devices = parse_devices(settings.devices, settings.device_memory, settings.devices_per_trial)
     strategy = resolve(settings.strategy, budgeted=settings.device_memory is not None)
     strategy.check(len(devices))
     wanted = strategy.names if isinstance(strategy, Auto) else (strategy.name,)

@@ -17,6 +17,7 @@ from hydra_tune.core.errors import InputError
 from hydra_tune.core.seeds import seed_everything
 from hydra_tune.storage import open_storage
 from hydra_tune.storage.queries import TrialRecord, study_summary, trial_records
+from hydra_tune.training.kept_files import kept_files
 from hydra_tune.training.remote_trial import StoredTrial
 from hydra_tune.training.source import Build
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 NO_MODEL = (
     "an objective that returns a number has no model",
-    "return a Candidate from build, or save the model in the objective; the parameters are in `best` and `show`",
+    "return a Candidate from build, or keep the model's file with trial.keep(path); `best` shows the parameters",
 )
 
 
@@ -64,6 +65,11 @@ class SearchResult:
     def trials(self) -> list[TrialRecord]:
         """Records of all trials, by number."""
         return trial_records(self._storage, self.study.study_name)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the values of a trial."""
+        return study_summary(self._storage, self.study.study_name).metrics
 
     @property
     def best_trial(self) -> TrialRecord:
@@ -157,6 +163,11 @@ class SearchResult:
                 "only the best trials keep theirs; search with a larger keep_weights",
             )
         return path
+
+    def files(self, number: int | None = None) -> dict[str, Path]:
+        """Return what a trial, by default the best, has kept with `trial.keep`: its paths by name."""
+        record = self._record(self._best_number() if number is None else number)
+        return {path.name: path for path in kept_files(self._files.kept(record.number))}
 
     def has_weights(self, number: int) -> bool:
         """True if a trial's trained weights are on disk."""

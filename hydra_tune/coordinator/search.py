@@ -37,6 +37,7 @@ def search(
     study: str | None = None,
     storage: str | optuna.storages.BaseStorage | None = None,
     devices: str = "auto",
+    devices_per_trial: int = 1,
     device_memory: str | int | None = None,
     spill: str | None = None,
     strategy: str | Mapping[str, Any] | Sequence[Any] = "auto",
@@ -83,7 +84,7 @@ def run_search(
     again: str = "",
 ) -> SearchResult:
     """Run a search whose settings are already checked; `again` is the command that resumes it."""
-    devices = parse_devices(settings.devices, settings.device_memory)
+    devices = parse_devices(settings.devices, settings.device_memory, settings.devices_per_trial)
     # Check these before anything is created.
     check_files_directory(settings.storage)
     resolve(settings.strategy, budgeted=settings.device_memory is not None).check(len(devices))

@@ -320,6 +320,9 @@ class Search:
         if name == "note" and args[0] == LOST_CHANGE and not self._said_lost_change:
             self._said_lost_change = True
             self.display.show(f"note: {args[1]}")
+        if name == "memory":
+            self.runner.building.measured(*args)
+            return
         if name == "checkpointed" and unit.trial in self.runner.facts:
             self.runner.facts[unit.trial].checkpoints += 1
         self.study.answer(unit, name, args, reply)

@@ -88,7 +88,12 @@ class SearchSettings:
         default_factory=default_storage,
         check=checks.url,
     )
-    devices: str = _setting("auto, 2xcpu, or cuda:0,cuda:1.", default="auto", stored=True)
+    devices: str = _setting(
+        "auto, 2xcpu, or cuda:0,cuda:1; cuda:0/2 for two trials on one device.", default="auto", stored=True
+    )
+    devices_per_trial: int = _setting(
+        "Devices that each trial of an objective has.", int, default=1, stored=True, check=checks.whole
+    )
     device_memory: str | int | None = _setting("Budget of each device, such as 8GiB.", default=None, stored=True)
     spill: str | None = _setting(
         "Directory for spilled state and for data that processes exchange.",

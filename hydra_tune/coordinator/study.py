@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.study import StudyDirection
+from optuna.study._tell import _tell_with_warning
 from optuna.trial import TrialState
 
 from hydra_tune.coordinator.files import StudyFiles
@@ -126,7 +126,10 @@ class OwnedStudy:
 
     def _describe(self, source: Source) -> None:
         earlier = self._before.metrics if self._before is not None and self.settings.metric is None else ()
-        self._name_metrics(earlier if len(earlier) == len(self.settings.directions) else self.settings.metrics)
+        self.metrics = tuple(earlier if len(earlier) == len(self.settings.directions) else self.settings.metrics)
+        self._named = False
+        if self.settings.metric is not None:
+            self._name_values()
         self.records = StudyRecords(self.storage, self.study_id)
         self.ledger = Ledger(self.records)
         self.work = WorkRecords(self.records)
@@ -135,11 +138,14 @@ class OwnedStudy:
         self._source = source
         self._record_settings()
 
-    def _name_metrics(self, names: Sequence[str]) -> None:
-        self.metrics = tuple(names)
+    def _name_values(self) -> None:
+        """Tell Optuna the names of values, but not names that nobody gave: they change the columns of its tables."""
+        if self._named:
+            return
+        self._named = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self.study.set_metric_names(list(names))
+            self.study.set_metric_names(list(self.metrics))
 
     def _record_settings(self) -> None:
         source = self._source
@@ -148,7 +154,7 @@ class OwnedStudy:
     def _is_objective(self) -> None:
         """Rename the single metric from `loss` to `value`: `build` is an objective, and the user named no metric."""
         if self.settings.metric is None and self.metrics == ("loss",):
-            self._name_metrics(VALUE_OF_OBJECTIVE)
+            self.metrics = VALUE_OF_OBJECTIVE
             self._record_settings()
 
     def _find_files(self) -> StudyFiles:
@@ -249,6 +255,7 @@ class OwnedStudy:
             datetime_start=running.trial.datetime_start,
             checkpoints=self.files.checkpoints(asked.number),
             checkpoint_seconds=self.settings.checkpoint_seconds,
+            files=self.files.kept(asked.number),
             trial_id=running.trial._trial_id,
             study_id=self.study_id,
             study=self.study.study_name,
@@ -328,6 +335,7 @@ class OwnedStudy:
         """Record an epoch's metrics; return True if the trial is to be pruned."""
         if number in self._unstorable:
             raise StorageError(self._unstorable[number])
+        self._name_values()  # a candidate's metric has a name
         self.records.metrics(number, epoch, metrics)
         if len(self.settings.metrics) > 1:
             return False
@@ -357,7 +365,8 @@ class OwnedStudy:
         state = OPTUNA_STATE[outcome.status]
         values = list(outcome.values) if state is TrialState.COMPLETE and outcome.values else None
         if told is None:
-            self.study.tell(trial, values, state)
+            # Optuna's `Study.tell` also copies the trial, for its caller.
+            _tell_with_warning(self.study, trial, values, state)
         self._told += 1
         self._count_elsewhere()
         self.study.call_back(self.settings.callbacks, trial._trial_id)

@@ -4,6 +4,9 @@ A sampler may take 50 ms and a commit waits for the disk; neither may block the 
 changes in one transaction, and a trial's end is acknowledged only when it is on disk.
 
 Methods that return something are awaited. Methods that only record return at once; their errors are logged.
+
+Handing a call to the thread and back costs more than a call that takes some microseconds. Such a call runs on the event
+loop's thread instead, if the study's thread has nothing to do: `quick` says which calls these are.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from optuna.distributions import CategoricalDistribution
 
 from hydra_tune.coordinator.files import StudyFiles
 from hydra_tune.coordinator.outage import MOST_ROWS, Outage
-from hydra_tune.coordinator.sampling import trial_limit
+from hydra_tune.coordinator.sampling import draws_by_number, trial_limit
 from hydra_tune.coordinator.study import Asked, OwnedStudy
 from hydra_tune.coordinator.study_actions import carry_out, read_pending
 from hydra_tune.core.errors import DatabaseAway
@@ -35,6 +38,8 @@ Reply = Callable[[Any, Failure | None], None]
 
 FLUSH_SECONDS = 0.5
 """Seconds that a write nobody waits for, such as a report, may wait for its transaction."""
+QUICK = frozenset({"report", "set_user_attr", "metrics", "note", "checkpointed", "caught_up"})
+"""Calls of user code that neither sample nor prune."""
 ACKNOWLEDGE_SECONDS = 0.02
 """Seconds that a write may wait for its transaction while a caller waits for the disk."""
 
@@ -61,7 +66,17 @@ class StudyThread:
         """True once the study was opened."""
         self._closing = threading.Event()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._acknowledge: list[Callable[[Exception | None], None]] = []
+        self._turn = threading.Lock()
+        """Held by the thread that uses the study."""
+        self._posted = 0
+        """Calls that were handed to the thread; counted by the event loop."""
+        self._worked = 0
+        """Calls that the thread has run; counted by the thread."""
+        self._never_slow = False
+        """True if no call runs a sampler that learns, or a callback."""
+        self._acknowledging = threading.Lock()
+        self._acknowledge: list[asyncio.Future[None]] = []
+        """Callers that wait until all changes before their call are on disk."""
         self._thread = threading.Thread(target=self._main, name="hydra-study", daemon=True)
         self._study: OwnedStudy
 
@@ -75,6 +90,8 @@ class StudyThread:
         self.study_id, self.files = self._study.study_id, self._study.files
         self.trial_limit = trial_limit(self._study.sampler)
         self.total = self._study.settings.trials
+        settings = self._study.settings
+        self._never_slow = draws_by_number(settings.sampler) and not settings.callbacks
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -107,8 +124,11 @@ class StudyThread:
     async def on_disk(self) -> None:
         """Wait until all earlier changes are on disk."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        resolve = _resolver(future)
-        self._work.put(lambda: self._acknowledge.append(lambda error: resolve(None, error)))
+        with self._acknowledging:
+            self._acknowledge.append(future)
+            first = len(self._acknowledge) == 1
+        if first:
+            self._put(_wake_up)
         await future
 
     # Trials
@@ -123,15 +143,15 @@ class StudyThread:
 
     async def ask(self) -> Asked:
         """Ask the sampler for a new trial."""
-        return await self._call(self._study.ask)
+        return await self._call_quick(self._study.ask)
 
     async def begin_attempt(self, asked: Asked, attempt: int, failed: tuple[str, Outcome] | None) -> TrialInfo:
         """Record an attempt, and the end of a failed one before it."""
-        return await self._call(self._study.begin_attempt, asked, attempt, failed)
+        return await self._call_quick(self._study.begin_attempt, asked, attempt, failed)
 
     def end_attempt(self, attempt: str, outcome: Outcome) -> None:
         """Record the end of an attempt."""
-        self._post(self._study.end_attempt, attempt, outcome)
+        self._post(self._study.end_attempt, attempt, outcome, quick=True)
 
     async def epoch(self, number: int, epoch: int, metrics: dict[str, float]) -> bool:
         """Record an epoch's metrics; return True if the trial is to be pruned."""
@@ -139,7 +159,7 @@ class StudyThread:
 
     async def tell(self, number: int, attempt: str, outcome: Outcome, **facts: Any) -> tuple[Outcome, list[int]]:
         """End a trial; return its outcome and the trials whose weights are no longer among the best."""
-        return await self._call(self._study.tell, number, attempt, outcome, **facts)
+        return await self._call_quick(self._study.tell, number, attempt, outcome, **facts)
 
     async def suggest(self, number: int, attempt: str, name: str, choices: Sequence[str]) -> str:
         """Let the sampler choose one of `choices` for a trial, as a categorical parameter."""
@@ -149,13 +169,14 @@ class StudyThread:
 
     def answer(self, unit: Unit, name: str, args: tuple[Any, ...], then: Reply | None) -> None:
         """Answer a call of user code in a worker; `then(value, failure)` is called on the thread."""
-        self._post(self._study.answer, unit.trial, unit.attempt, name, args, then=then)
+        quick = name in QUICK or (name == "suggest" and self._never_slow)
+        self._post(self._study.answer, unit.trial, unit.attempt, name, args, then=then, quick=quick)
 
     # Records
 
     def record_unit(self, unit: Unit, result: UnitResult) -> None:
         """Record a unit, or its steps if it has any."""
-        self._post(self._study.work.unit, unit, result)
+        self._post(self._study.work.unit, unit, result, quick=True)
 
     def record_steps(self, number: int, attempt: str, device: str, steps: Sequence[StepRecord]) -> None:
         """Record steps of units that are not recorded one by one."""
@@ -204,16 +225,39 @@ class StudyThread:
             else:
                 resolve(value, None)
 
-        self._work.put(work)
+        self._put(work)
         return await future
+
+    async def _call_quick(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Return the result of `function(...)`, which runs here if nothing can make it slow, else on the thread."""
+        if self._never_slow and self._take_turn():
+            try:
+                return function(*args, **options)
+            finally:
+                self._turn.release()
+        return await self._call(function, *args, **options)
+
+    def _put(self, work: Callable[[], None]) -> None:
+        """Hand a call to the thread."""
+        self._posted += 1
+        self._work.put(work)
+
+    def _take_turn(self) -> bool:
+        """Take the study for a quick call, if no earlier call waits for the thread or runs there."""
+        if self._posted != self._worked or self._study.storage.shared or self._outage.since is not None:
+            return False
+        if self._closing.is_set():  # a worker that ends may still call
+            return False
+        return self._turn.acquire(blocking=False)
 
     def _post(
         self,
         function: Callable[..., Any],
         *args: Any,
         then: Reply | None = None,
+        quick: bool = False,
     ) -> None:
-        """Run `function(...)` on the thread; `then(value, failure)` is called there."""
+        """Run `function(...)` on the thread; `then(value, failure)` is called there. A `quick` call may run here."""
 
         def work() -> None:
             value, failure = None, None
@@ -226,7 +270,13 @@ class StudyThread:
             if then is not None:
                 then(value, failure)
 
-        self._work.put(work)
+        if quick and self._take_turn():
+            try:
+                work()
+            finally:
+                self._turn.release()
+        else:
+            self._put(work)
 
     _last_error: Exception | None = None
 
@@ -271,23 +321,32 @@ class StudyThread:
             if work is None:
                 self._flush()
                 return
-            work()
+            with self._turn:
+                work()
+            self._worked += 1
 
     def _look_outside(self) -> None:
         try:
-            self._study.look_outside()
+            with self._turn:
+                self._study.look_outside()
         except Exception as failed:  # the database may be back at the next look
             logger.warning("the study could not be read: %s", failed)
 
     def _flush(self) -> None:
         """Flush the queue and report the result to the waiting callers; while the database is away they wait."""
         error: Exception | None = None
+        with self._acknowledging:
+            # Before the flush: a caller that comes during it may have changed something that is not in it.
+            waiting, self._acknowledge = self._acknowledge, []
         try:
-            self._study.flush()
+            with self._turn:
+                self._study.flush()
             self._outage.ended()
         except DatabaseAway as away:
             self._outage.failed(away.message)
             if not (self._outage.over or self._broken or self._closing.is_set()):
+                with self._acknowledging:
+                    self._acknowledge[:0] = waiting
                 return
             error = away
         except Exception as failed:  # raised where the write is awaited
@@ -296,9 +355,22 @@ class StudyThread:
             self._broken = True
             logger.warning("the database could not be written: %s", error)
             self._loop.call_soon_threadsafe(self._on_broken, error)
-        acknowledged, self._acknowledge = self._acknowledge, []
-        for acknowledge in acknowledged:
-            acknowledge(error)
+        if waiting:
+            self._loop.call_soon_threadsafe(_settle_all, waiting, error)
+
+
+def _wake_up() -> None:
+    """Do nothing: the thread looks at who waits for the disk."""
+
+
+def _settle_all(futures: list[asyncio.Future[None]], error: Exception | None) -> None:
+    for future in futures:
+        if future.done():
+            continue
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
 
 
 def _resolver(future: asyncio.Future[Any]) -> Callable[[Any, Exception | None], None]:

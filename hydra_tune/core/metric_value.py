@@ -17,7 +17,7 @@ def is_complex(value: Any) -> bool:
 
 def as_number(value: Any, what: str, *, infinite: bool = False) -> float:
     """Return a value as a float, finite unless `infinite`; raise a CandidateError that quotes any other value."""
-    hint = "return one finite number"
+    hint = "return one number that is not NaN" if infinite else "return one finite number"
     torch = sys.modules.get("torch")
     # A tensor can exist only if user code has imported torch: do not load torch for an objective without it.
     if torch is not None and isinstance(value, torch.Tensor):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from hydra_tune.engine.gangs import Gang, Seat, Seats
 from hydra_tune.engine.jobs import Job, Load, WorkerState
 from hydra_tune.engine.pool import WorkerPool
-from hydra_tune.engine.scheduler import Policy, Ready, ReadyUnits
-from hydra_tune.engine.unit import Role, Unit
+from hydra_tune.engine.scheduler import Policy, Ready, ReadyUnits, WorkerView
+from hydra_tune.engine.unit import Memory, Role, Unit
 
 AHEAD = 8
 """Most units queued at a worker in advance: their messages must fit into the socket of a worker that hangs."""
@@ -41,6 +42,8 @@ class Dispatch:
         self._ids = itertools.count()
         self._turn = itertools.count()
         """Numbers arrivals and hand-outs in one sequence."""
+        self._counts_by_device = False
+        """True once a unit's memory counted against that of all workers on a device."""
         self._last_turn: dict[str, int] = {}
         self._home: dict[str, int] = {}
         """Worker that ran each attempt's last unit."""
@@ -62,6 +65,8 @@ class Dispatch:
     def add(self, job: Job) -> None:
         """Queue a job for a worker; members of a gang wait until no other gang is gathering."""
         self._waiting[job.id] = job
+        if job.unit.memory is not None and job.unit.memory.of_device:
+            self._counts_by_device = True
         if job.gang is None or self._seats.gathering in (None, job.gang):
             self._ready.add(self._as_ready(job))
 
@@ -71,6 +76,13 @@ class Dispatch:
         for job in jobs:
             job.gang = gang
             self.add(job)
+
+    def remeasure(self, memory: Memory) -> None:
+        """Give the waiting units whose memory counts by device this memory instead."""
+        for job in list(self._waiting.values()):
+            if job.unit.memory is not None and job.unit.memory.of_device:
+                job.unit = replace(job.unit, memory=memory)
+                self.add(job)
 
     def discard(self, job: Job) -> None:
         """Remove a job, if it waits."""
@@ -137,7 +149,7 @@ class Dispatch:
     def _hand_out_ahead(self, worker: WorkerState) -> None:
         """Queue units bound to this worker there in advance, in order, so that it runs them without the coordinator."""
         while len(worker.jobs) < AHEAD:
-            first = self._ready.peek(worker.view())
+            first = self._ready.peek(self._view(worker))
             if first is None or first.worker != worker.id or not self._hand_out(worker):
                 return
 
@@ -166,7 +178,7 @@ class Dispatch:
         gang = self._seats.gathering
         key = gang.open_seat(worker.id) if gang is not None and worker.role is Role.DEVICE else None
         if key is None:
-            ready = self._ready.take(worker.view())
+            ready = self._ready.take(self._view(worker))
             if ready is None:
                 return None
             job = self._waiting[ready.key]
@@ -177,6 +189,12 @@ class Dispatch:
                 self._ready.add(ready)
         self._ready.discard(key)
         return self._waiting.pop(key)
+
+    def _view(self, worker: WorkerState) -> WorkerView:
+        if not self._counts_by_device or worker.role is not Role.DEVICE:
+            return worker.view()
+        workers = self._pool.of_role(Role.DEVICE)
+        return worker.view([each for each in workers if each.device.torch_device == worker.device.torch_device])
 
     def _take_seat(self, worker: WorkerState, job: int, gang: Gang) -> None:
         if self._seats.gathering is None:

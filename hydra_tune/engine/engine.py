@@ -172,6 +172,15 @@ class Engine:
         if self._dispatch.waiting:
             self._dispatch.soon()
 
+    def remeasure(self, memory: Memory) -> None:
+        """Count all objectives, those that run and those that wait, with this memory from now on."""
+        for worker in self._workers.values():
+            for attempt, held in worker.held.items():
+                if held.of_device:
+                    worker.held[attempt] = memory
+        self._dispatch.remeasure(memory)
+        self._dispatch.soon()
+
     @property
     def builder(self) -> int | None:
         """Worker id of the builder, or None."""
@@ -257,6 +266,12 @@ class Engine:
         if job.unit.deadline is not None:
             self._ring_in(job.unit.deadline, worker, job)
 
+    def _heard_of(self, worker: WorkerState, job: Job) -> None:
+        """Note a sign of life. A set alarm is not set anew, which takes longer; it looks at this when it rings."""
+        job.heard = asyncio.get_running_loop().time()
+        if job.alarm is None:
+            self._set_alarm(worker, job)
+
     def _ring_in(self, seconds: float, worker: WorkerState, job: Job) -> None:
         loop = asyncio.get_running_loop()
         job.alarm = loop.call_later(seconds, self._on_alarm, worker, job, self._pauses.total())
@@ -265,6 +280,11 @@ class Engine:
         paused = self._pauses.total() - paused_before
         if paused > 0:
             self._ring_in(paused, worker, job)  # while this process did not run, no sign of life could be seen
+            return
+        assert job.unit.deadline is not None
+        left = job.heard + job.unit.deadline - asyncio.get_running_loop().time()
+        if left > 0 and job.started:
+            self._ring_in(left, worker, job)
             return
         if not job.started:
             # Only the worker is at fault: another worker takes the unit.
@@ -289,7 +309,7 @@ class Engine:
         unit, blocks = job.unit, None
         if worker.role is Role.DEVICE:
             blocks = worker.room_beside(unit.attempt)
-            if unit.memory is not None and not unit.memory.spills:
+            if unit.memory is not None and not (unit.memory.spills or unit.memory.of_device):
                 blocks -= unit.memory.needs
         call = pickle.dumps((unit.work, unit.args), protocol=pickle.HIGHEST_PROTOCOL)
         worker.process.send(messages.RunUnit(job.id, unit.attempt, call, seat, blocks, self._dispatch.order(job)))
@@ -306,7 +326,7 @@ class Engine:
                 self._expect_a_start(worker)
                 self.observer.unit_started(worker.jobs[id].unit, worker.device.name)
             case messages.Alive(unit=id) if id in worker.jobs and not worker.jobs[id].hung:
-                self._set_alarm(worker, worker.jobs[id])
+                self._heard_of(worker, worker.jobs[id])
             case messages.Call():
                 self._on_call(worker, message)
             case messages.UnitDone() if message.unit in worker.jobs:
@@ -325,7 +345,7 @@ class Engine:
             if reply is not None:
                 reply(None, Failure("ValueError", "the trial has ended", ""))
             return
-        self._set_alarm(worker, job)
+        self._heard_of(worker, job)
         self.observer.call(job.unit, call.name, call.args, reply)
 
     def _on_done(self, worker: WorkerState, done: messages.UnitDone) -> None:

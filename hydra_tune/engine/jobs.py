@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -52,6 +52,8 @@ class Job:
     ended: float = 0.0
     """End of the unit's work by the worker's clock, in seconds since 1970."""
     alarm: asyncio.TimerHandle | None = None
+    heard: float = 0.0
+    """Time of the last sign of life, by the event loop's clock."""
 
     def quiet(self) -> None:
         """Cancel the alarm."""
@@ -84,8 +86,15 @@ class WorkerState:
         if job.unit.memory is not None:
             self.held[job.unit.attempt] = job.unit.memory
 
-    def view(self) -> WorkerView:
-        return WorkerView(self.id, self.role, self.current, self.device.memory, self.held)
+    def view(self, beside: Iterable[WorkerState] = ()) -> WorkerView:
+        """Return the scheduler's view; `beside` are all workers of the device, if their memory counts together."""
+        held = {
+            attempt: memory for worker in beside for attempt, memory in worker.held.items() if memory.of_device
+        }  # fmt: skip
+        return WorkerView(
+            self.id, self.role, self.current, self.device.memory, self.held,
+            sum(worker.device.memory for worker in beside), held,
+        )  # fmt: skip
 
     def room_beside(self, attempt: str) -> int:
         """Return the bytes that other attempts leave on the device while this attempt runs."""

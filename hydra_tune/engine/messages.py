@@ -24,6 +24,8 @@ class Setup:
     worker: int
     device: str
     torch_device: str
+    """The device by torch's name in the worker; the first one, if it has several."""
+    torch_devices: tuple[str, ...]
     memory: int
     threads: int
     directory: str

@@ -127,9 +127,10 @@ class WorkerPool:
     def _start(self, role: Role, device: Device) -> None:
         id = next(self._ids)
         setup = messages.Setup(
-            worker=id, device=device.name, torch_device=device.torch_device, memory=device.memory,
-            threads=device.threads, directory=self._directory, overflow=self._overflow, sys_path=self._python_path,
-            cwd=os.getcwd(), environment=worker_environment(device.threads), warm=tuple(self._warm.get(role, ())),
+            worker=id, device=device.name, torch_device=device.torch_devices[0],
+            torch_devices=device.torch_devices, memory=device.memory, threads=device.threads, directory=self._directory,
+            overflow=self._overflow, sys_path=self._python_path, cwd=os.getcwd(),
+            environment=worker_environment(device.threads) | device.environment, warm=tuple(self._warm.get(role, ())),
         )  # fmt: skip
         process = WorkerProcess(
             setup,

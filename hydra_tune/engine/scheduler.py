@@ -39,12 +39,18 @@ class WorkerView:
     """Device memory in bytes."""
     held: Mapping[str, Memory] = field(default_factory=dict)
     """Device memory of each attempt."""
+    device_memory: int = 0
+    """Memory in bytes of all workers on the same device."""
+    device_held: Mapping[str, Memory] = field(default_factory=dict)
+    """Memory of each attempt on any worker of the device, if it counts there."""
 
     def has_room(self, attempt: str, wanted: Memory) -> bool:
         """True if a trial fits here: any running trial has its need beside the memory that all others hold.
 
         Trials that spill take turns in the remaining memory; a trial that wants the device alone needs an empty one.
         """
+        if wanted.of_device:
+            return self._device_has_room(attempt, wanted)
         if attempt in self.held or not self.held:
             return True
         everybody = [*self.held.values(), wanted]
@@ -52,6 +58,15 @@ class WorkerView:
             return False
         held = sum(each.holds for each in everybody)
         return held + max(each.needs - each.holds for each in everybody) <= self.memory
+
+    def _device_has_room(self, attempt: str, wanted: Memory) -> bool:
+        """True if the device has the memory for one more objective; the first one is never refused."""
+        others = [memory for other, memory in self.device_held.items() if other != attempt]
+        if not others:
+            return True
+        if wanted.alone or any(each.alone for each in others):
+            return False
+        return wanted.needs + sum(each.needs for each in others) <= self.device_memory
 
 
 @dataclass(frozen=True, slots=True)

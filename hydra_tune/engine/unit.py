@@ -26,6 +26,8 @@ class Memory:
 
     Such a trial holds nothing, but needs its memory while it is ahead of its last commit.
     """
+    of_device: bool = False
+    """True if it counts against the memory of all workers on the device together, as that of objectives does."""
 
 
 class Role(StrEnum):

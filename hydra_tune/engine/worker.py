@@ -8,6 +8,7 @@ objective may not need it.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import faulthandler
@@ -130,15 +131,11 @@ class WorkerContext:
         self._replies.pop(reply.call).put(reply)
 
 
-_KINDS = (ValueError, TypeError, NotImplementedError, KeyError, RuntimeError, AttributeError)
-"""Errors of the coordinator that keep their class in a worker, since user code may catch them."""
-
-
 def _as_exception(failure: Failure) -> Exception:
-    """Return the coordinator's error as an exception, with its own class if that is a known built-in."""
-    for kind in _KINDS:
-        if kind.__name__ == failure.kind:
-            return kind(failure.message)
+    """Return the coordinator's error as an exception, of its own class if that is built in: user code may catch it."""
+    kind = getattr(builtins, failure.kind, None)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
+        return kind(failure.message)
     return RemoteError(failure.message, failure.kind)
 
 

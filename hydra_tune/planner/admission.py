@@ -7,6 +7,8 @@ another one has ended. A trial that would not fit even alone is refused.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,8 @@ SPARED = 0.1
 """Share of the machine's memory left for other programs."""
 LOW = 0.05
 """Share of free memory below which no new trial begins while others run."""
+LOW_SECONDS = 0.1
+"""Seconds for which free memory is not read again."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,24 @@ class Room:
         return memory <= self.host and memory + spilled <= self.host + self.disk
 
 
+@dataclass
+class _LowMemory:
+    """The last answer of `is_low`: the kernel computes it anew for each reader, which takes 50 µs."""
+
+    read: float = -math.inf
+    answer: bool = False
+
+
+_low = _LowMemory()
+
+
 def is_low() -> bool:
-    """True if the machine has almost no free memory."""
-    memory = psutil.virtual_memory()
-    return bool(memory.available < LOW * memory.total)
+    """True if the machine has almost no free memory, as of the last `LOW_SECONDS`."""
+    now = time.monotonic()
+    if now - _low.read >= LOW_SECONDS:
+        memory = psutil.virtual_memory()
+        _low.read, _low.answer = now, bool(memory.available < LOW * memory.total)
+    return _low.answer
 
 
 class TooMuch(Exception):

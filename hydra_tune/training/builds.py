@@ -11,7 +11,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -21,6 +21,7 @@ from hydra_tune.core.errors import CandidateError, HydraTuneError, SpecError, qu
 from hydra_tune.core.metric_value import as_number
 from hydra_tune.core.seeds import seed_everything
 from hydra_tune.engine.unit import TrialEnded
+from hydra_tune.training.objective_memory import ObjectiveMemory
 from hydra_tune.training.remote_trial import RemoteTrial, TrialInfo
 from hydra_tune.training.side_effects import LOST_CHANGE, mutable_state
 from hydra_tune.training.source import Build, Source
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 SOURCE_FILE = "source"
 """Name of the file of the build function in the run's directory."""
-RETURNED = "the value that build returned"
+RETURNED = "the value that the objective returned"
 RANK_VARIABLES = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "WORLD_SIZE")
 """Variables that launchers of distributed training leave in the environment, where the next objective would use them.
 """
@@ -68,6 +69,8 @@ class Built:
     """The packed candidate; None if it is resident in the worker that built it, or for an objective."""
     stays_because: str = ""
     """Reason why a candidate could not be packed."""
+    peak_bytes: int | None = None
+    """Memory that an objective took at most, if measured."""
 
 
 class PrunedByUser(TrialEnded):
@@ -105,9 +108,10 @@ def check_build(context: WorkerContext, source_file: str) -> None:
 
 def build_here(context: WorkerContext, source_file: str, info: TrialInfo) -> Built:
     """Build on this device: an objective runs to its end, a candidate stays resident."""
-    made = _build(context, source_file, info)
+    memory = ObjectiveMemory(context)
+    made = _build(context, source_file, info, memory)
     if not _is_candidate(made):
-        return Built(values=_objective_values(made, info))
+        return Built(values=_objective_values(made, info), peak_bytes=memory.peak())
     from hydra_tune.training.prepared import Origin, blueprint_of, prepare
 
     prepared = prepare(context, made, Origin(source_file, info))
@@ -154,11 +158,12 @@ def build_again(context: WorkerContext, origin: Origin) -> Prepared:
     return prepare(context, made, origin)
 
 
-def _build(context: WorkerContext, source_file: str, info: TrialInfo) -> Any:
+def _build(context: WorkerContext, source_file: str, info: TrialInfo, memory: ObjectiveMemory | None = None) -> Any:
     build = _load(context, source_file)
     seed_everything(info.seed)
     shared = None if context.cache.get("mutation noted") else mutable_state(build)
-    trial = RemoteTrial(info, WorkerLine(context))
+    info = replace(info, devices=context.setup.torch_devices)
+    trial = RemoteTrial(info, WorkerLine(context), memory)
     ranks = {name: os.environ.get(name) for name in RANK_VARIABLES}
     try:
         made = build(trial)
@@ -197,7 +202,9 @@ def _objective_values(made: Any, info: TrialInfo) -> tuple[float, ...]:
         )
     if info.objectives == 1:
         return (as_number(values[0], RETURNED, infinite=True),)
-    return tuple(as_number(value, f"value {i} that build returned", infinite=True) for i, value in enumerate(values))
+    return tuple(
+        as_number(value, f"value {i} that the objective returned", infinite=True) for i, value in enumerate(values)
+    )
 
 
 def _is_candidate(made: object) -> TypeGuard[Candidate]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 import datetime
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna._warnings import optuna_warn
@@ -19,8 +20,14 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, chec
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from hydra_tune.core.metric_value import is_complex
+from hydra_tune.training.kept_files import keep_file
 from hydra_tune.training.remote_study import RemoteStudy
 from hydra_tune.training.trial_line import Line, WorkerLine
+
+if TYPE_CHECKING:
+    import torch
+
+    from hydra_tune.training.objective_memory import ObjectiveMemory
 
 LARGEST_STEP = 2**31 - 1
 """Largest step of a report: the column's limit on PostgreSQL, and the same everywhere."""
@@ -39,19 +46,25 @@ class TrialInfo:
     checkpoints: Path | None = None
     """Directory for an objective's own checkpoints; removed when the trial has ended."""
     checkpoint_seconds: float = 10.0
+    files: Path | None = None
+    """Directory for what user code keeps with the trial."""
     trial_id: int = -1
     study_id: int = -1
     study: str = ""
     directions: tuple[str, ...] = ("minimize",)
+    devices: tuple[str, ...] = ("cpu",)
+    """The worker's devices by torch's names."""
 
 
 class RemoteTrial(Trial):
     """An Optuna trial that forwards its calls to the coordinator."""
 
-    def __init__(self, info: TrialInfo, line: Line) -> None:
+    def __init__(self, info: TrialInfo, line: Line, memory: ObjectiveMemory | None = None) -> None:
         # The parent's `__init__` would read the database and call the sampler.
         self._info = info
         self._line = line
+        self._memory = memory
+        """Measures the trial's memory until it is known."""
         self._trial_id = info.trial_id
         self._cached_frozen_trial = FrozenTrial(
             number=info.number, state=TrialState.RUNNING, value=None, datetime_start=info.datetime_start,
@@ -112,6 +125,10 @@ class RemoteTrial(Trial):
             optuna_warn(f"The reported value is ignored because this `{step=}` is already reported.")
             return
         self._line.tell("report", value, step)
+        if self._memory is not None and (peak := self._memory.peak()) is not None:
+            # By its first report a trial has usually trained an epoch, which takes all the memory that it ever takes.
+            self._memory = None
+            self._line.tell("memory", peak)
         self._cached_frozen_trial.intermediate_values[step] = value
 
     def should_prune(self) -> bool:
@@ -131,6 +148,13 @@ class RemoteTrial(Trial):
         return self._info.objectives
 
     @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Devices that the trial may use: one, or as many as `devices_per_trial` says."""
+        import torch
+
+        return tuple(torch.device(each) for each in self._info.devices)
+
+    @property
     def checkpoints(self) -> Path | None:
         """Directory for the objective's own checkpoints, kept until the trial has ended, also over a crash."""
         return self._info.checkpoints
@@ -138,6 +162,14 @@ class RemoteTrial(Trial):
     @property
     def checkpoint_seconds(self) -> float:
         return self._info.checkpoint_seconds
+
+    def keep(self, path: str | os.PathLike[str], name: str | None = None) -> Path:
+        """Keep a copy of a file or a folder with the trial, for `best` and `export`; return the copy's path.
+
+        It replaces an earlier copy of that name, and stays while the trial is among the study's best.
+        """
+        assert self._info.files is not None, "a trial of a search has a directory"
+        return keep_file(path, self._info.files, name)
 
     def metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Record metrics besides the reported one."""
@@ -203,12 +235,28 @@ def extended(trial: Any) -> Any:
     trial.checkpoints, trial.checkpoint_seconds = None, TrialInfo.checkpoint_seconds
     for name in ("metrics", "checkpointed", "note", "peak"):
         setattr(trial, name, _nothing)
-    trial.stopping = _no
+    trial.stopping, trial.keep = _no, _not_kept
+    kind = type(trial)
+    trial.__class__ = type(kind.__name__, (kind,), {"devices": property(_own_devices)})  # asked for, it imports torch
     return trial
 
 
 def _nothing(*_: Any) -> None:
     """Record nothing: there is no search."""
+
+
+def _not_kept(path: str | os.PathLike[str], name: str | None = None) -> Path:
+    """Return the file itself: there is no study to keep it with."""
+    return Path(path)
+
+
+def _own_devices(trial: Any) -> tuple[torch.device, ...]:
+    """Return this process's accelerators, or its CPU."""
+    import torch
+
+    from hydra_tune.core import accelerator
+
+    return tuple(accelerator.available()) or (torch.device("cpu"),)
 
 
 def _no() -> bool:

@@ -53,7 +53,14 @@ def test_a_flag_that_is_not_given_leaves_the_file_as_it_is(tmp_path: Path) -> No
 
 
 def test_what_is_stored_is_plain_and_makes_the_same_settings(tmp_path: Path) -> None:
-    given = {"trials": 4, "devices": "2xcpu", "device_memory": "1GiB", "strategy": {"name": "shard"}, "deadline": 9.5}
+    given = {
+        "trials": 4,
+        "devices": "2xcpu",
+        "devices_per_trial": 1,
+        "device_memory": "1GiB",
+        "strategy": {"name": "shard"},
+        "deadline": 9.5,
+    }
     settings = make_settings(**given, spill=str(tmp_path), study="s", sampler=optuna.samplers.RandomSampler(), seed=1)
     stored = json.loads(json.dumps(settings.stored()))
     assert stored == given | {

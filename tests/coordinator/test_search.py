@@ -48,7 +48,7 @@ def test_an_optuna_objective_runs_unchanged_and_optuna_reads_the_database() -> N
     trial = study.best_trial
     assert trial.user_attrs == {"kind": trial.params["kind"]}
     assert trial.intermediate_values == {step: trial.value + step for step in range(3)}
-    assert study.metric_names == ["value"]
+    assert study.metric_names is None
     study._storage.remove_session()
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 

@@ -42,7 +42,7 @@ def test_an_objectives_value_that_is_no_number_fails_the_trial_with_the_value_qu
     for (state, error), shown in zip(seen, refused, strict=False):
         assert state == "FAILED"
         assert shown in error
-        assert "return one finite number" in error
+        assert "return one number that is not NaN" in error
     assert [state for state, _ in seen[-2:]] == ["COMPLETE"] * 2
 
 

@@ -54,7 +54,7 @@ ODDITIES: list[tuple[Any, str, str]] = [
     (lambda trial: raise_(GeneratorExit()), "FAILED", "GeneratorExit"),
     (lambda trial: raise_(SilentEnd()), "PRUNED", ""),
     (lambda trial: len(trial.study.trials), "COMPLETE", ""),
-    (lambda trial: trial.study, "FAILED", "the value that build returned is <"),
+    (lambda trial: trial.study, "FAILED", "the value that the objective returned is <"),
     (lambda trial: trial.suggest_float("x", np.float32(0), np.int64(2)), "COMPLETE", ""),
     (lambda trial: np.float32(0.5), "COMPLETE", ""),
     (lambda trial: torch.tensor(0.5), "COMPLETE", ""),

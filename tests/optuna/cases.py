@@ -115,6 +115,7 @@ fails("log_of_zero", lambda trial: trial.suggest_float("bad", 0, 1, log=True))
 fails("log_and_step", lambda trial: trial.suggest_float("bad", 1, 2, log=True, step=0.1))
 fails("step_of_zero", lambda trial: trial.suggest_int("bad", 1, 2, step=0))
 fails("no_choices", lambda trial: trial.suggest_categorical("bad", []))
+fails("low_is_infinite", lambda trial: trial.suggest_float("bad_infinite", 0, math.inf))
 fails("report_of_nothing", lambda trial: trial.report(None, 0))
 fails("report_of_text", lambda trial: trial.report("high", 0))
 fails("report_before_zero", lambda trial: trial.report(1.0, -1))
@@ -190,7 +191,8 @@ def sees_its_study(trial: optuna.Trial) -> float:
     study = trial.study
     saw = [study.direction.name, [each.name for each in study.directions], len(study.trials), study.best_trial.number]
     saw += [study.best_value, study.best_params, len(study.get_trials(states=(TrialState.FAIL,)))]
-    saw += [[each.number for each in study.best_trials], len(study.trials_dataframe()), study.user_attrs]
+    saw += [[each.number for each in study.best_trials], list(study.trials_dataframe()), study.user_attrs]
+    saw += [study.metric_names]
     trial.set_user_attr("saw", saw)
     return 3.0
 

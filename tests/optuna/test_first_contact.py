@@ -96,6 +96,8 @@ def test_what_is_shown_of_an_objective(capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr()
     assert "colour: green" in shown.out
     assert "strategy" not in shown.out
+    assert "shards" not in shown.out
+    assert "build" not in shown.out
     assert [line.split()[0] for line in shown.out.splitlines() if "reported" in line] == ["step"]
     assert run(["show", "s", "0", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
