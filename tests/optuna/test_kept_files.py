@@ -39,7 +39,7 @@ FLAGS = ["--study", "s", "--n-trials", "5", "--devices", "1xcpu", "--keep-weight
 def test_the_best_trials_keep_their_files(capsys: pytest.CaptureFixture[str]) -> None:
     Path("obj.py").write_text(OBJECTIVE)
     assert run(["search", "obj.py:objective", *FLAGS]) == 0
-    assert "take it home:" in capsys.readouterr().out
+    assert "export:" in capsys.readouterr().out
     left = sorted(path.parent.name for path in Path("hydra_tune_files").rglob("trial-*.files/model.txt"))
     assert left == ["trial-3.files", "trial-4.files"], "two are kept, none of a pruned or failed trial"
 
