@@ -82,7 +82,7 @@ def fork_a_sleeper(context: WorkerContext) -> int:
 
 
 def template_of(running: Engine) -> int:
-    found = running._pool.launcher.pid
+    found = running._pool._processes.launcher.pid
     assert found is not None
     return found
 
@@ -173,7 +173,7 @@ def test_workers_outlive_a_template_that_dies_and_new_ones_come_from_another(tmp
         async with engine(tmp_path, devices=1) as (running, record):
             first, worker = template_of(running), (await running.run(unit(remember, "a", 1))).value
             os.kill(first, signal.SIGKILL)
-            while running._pool.launcher.pid == first:
+            while running._pool._processes.launcher.pid == first:
                 await asyncio.sleep(0.01)
             assert (await running.run(unit(recall, "a"))).value == 1, "its worker is still there"
             # The one that could have said how it ended is gone; all else is as ever.
@@ -464,7 +464,7 @@ def test_a_unit_that_comes_while_a_dead_worker_is_collected_waits_for_its_one_re
     async def main() -> None:
         async with engine(tmp_path, devices=1) as (running, _):
             worker = (await running.run(unit(pid))).value
-            collect = running._pool.launcher.collect
+            collect = running._pool._processes.launcher.collect
             units: list[asyncio.Task[Any]] = []
 
             async def slowly(*of: Any) -> Any:
@@ -472,7 +472,7 @@ def test_a_unit_that_comes_while_a_dead_worker_is_collected_waits_for_its_one_re
                 await asyncio.sleep(0)  # the unit is handed out, or a worker is started for it
                 return await collect(*of)
 
-            monkeypatch.setattr(running._pool.launcher, "collect", slowly)
+            monkeypatch.setattr(running._pool._processes.launcher, "collect", slowly)
             os.kill(worker, signal.SIGKILL)
             while not units:
                 await asyncio.sleep(0.01)
