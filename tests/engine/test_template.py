@@ -20,6 +20,7 @@ from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.unit import Role
 from hydra_tune.engine.worker import WorkerContext
 from tests.engine.test_engine import engine, fill_memory, pid, recall, remember, unit
+from tests.fault.searches import wait_for
 
 # A search's own template, not the one that all tests share.
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("own_template")]
@@ -456,6 +457,39 @@ def test_nothing_outlives_a_coordinator_that_is_killed(tmp_path: Path) -> None:
         assert len(processes) == 3
         coordinator.kill()
     psutil.wait_procs(processes)
+
+
+IMPORTING = """
+import asyncio, sys
+from pathlib import Path
+from hydra_tune.engine.unit import Role
+from tests.engine.test_engine import engine
+from tests.engine.test_template import template_of
+
+async def main():
+    async with engine(Path(sys.argv[1]), devices=1, warm={Role.DEVICE: ("slow_to_import",)}) as (running, _):
+        print(template_of(running), running._pool._processes._reaper._process.pid, flush=True)
+        await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+def test_a_template_that_still_imports_ends_with_its_coordinator_even_without_a_reaper(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    (tmp_path / "slow_to_import.py").write_text(f"import time\nopen({str(begun)!r}, 'w')\ntime.sleep(600)")
+    path = os.pathsep.join([str(Path(__file__).parents[2]), str(tmp_path)])
+    environment = {name: value for name, value in os.environ.items() if name != template_client.SHARED}
+    with subprocess.Popen(
+        [sys.executable, "-c", IMPORTING, str(tmp_path)],
+        stdout=subprocess.PIPE, text=True, env={**environment, "PYTHONPATH": path},
+    ) as coordinator:  # fmt: skip
+        assert coordinator.stdout is not None
+        template, reaper = (psutil.Process(int(number)) for number in coordinator.stdout.readline().split())
+        wait_for(begun.exists, "the import")
+        reaper.kill()
+        coordinator.kill()
+    assert psutil.wait_procs([template, reaper], timeout=60)[1] == []
 
 
 def test_a_unit_that_comes_while_a_dead_worker_is_collected_waits_for_its_one_replacement(
