@@ -34,6 +34,7 @@ from hydra_tune.storage.queries import TrialRecord, trial_attempts, trial_record
 SEED = 7
 LIMIT = 3_000.0
 """Virtual seconds after which a search counts as endless; without faults it takes less than 60."""
+BUDGETS = Counter(retries.RetryPolicy().budgets)
 SELDOM = 20
 """One of so many looks for changes of other processes is made, as each takes longer than all else in between."""
 RUNS = 6
@@ -269,6 +270,9 @@ def _wrong_of_trial(
     twice = record.state == "COMPLETE" and counts["COMPLETE"] > 1
     if not attempts or counts["RUNNING"] or attempts[-1] != record.state or twice:
         yield f"{name} is {record.state} after the attempts {attempts}"
+    final = [state for state in attempts[:-1] if state != "INTERRUPTED" and not BUDGETS[Status(state)]]
+    if final:
+        yield f"{name} was tried again after it was {final[0]}"
     match record.state:
         case "COMPLETE":
             value, weights = expected(record.params, trial_seed(SEED, record.number), shape)
@@ -279,7 +283,7 @@ def _wrong_of_trial(
                 yield f"{name} has other weights"
         case "PRUNED" if shape.prunes:
             pass
-        case "LOST" | "HUNG" if counts[record.state] > retries.RetryPolicy().budgets[Status(record.state)]:
+        case "LOST" | "HUNG" if counts[record.state] > BUDGETS[Status(record.state)]:
             pass
         case _:
             yield f"{name} is {record.state} ({record.error})"
