@@ -92,10 +92,8 @@ class Disturbed:
         self._place = place
         self._strategy = strategy
         self._keep = keep
-        folder = self._make("modules")
-        searches.import_what(folder, self._words(folder), {})
-        shutil.rmtree(folder)
-        ended = self._run(folder := self._make("unbroken"), "", self._words(folder))
+        folder = self._make("unbroken")
+        ended = searches.run_and_import(folder, self._words(folder), {VARIABLE: str(folder / "points")})
         assert ended.code == 0, ended.said
         self._expected = result(folder)
         self.points = points_of(folder)

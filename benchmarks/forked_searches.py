@@ -61,7 +61,7 @@ class Searches:
     def __exit__(self, *error: object) -> None:
         self._open.close()
 
-    def run(self, folder: Path, words: Sequence[str], environment: dict[str, str], seconds: float = 60.0) -> Ended:
+    def run(self, folder: Path, words: Sequence[str], environment: dict[str, str], seconds: float = 180.0) -> Ended:
         """Run `hydra-tune WORDS` in a folder."""
         said = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed below
         pid = os.fork()
@@ -80,15 +80,16 @@ class Searches:
             text = said.read().decode(errors="replace")
         return Ended(os.waitstatus_to_exitcode(status) if ended else None, text)
 
-    def import_what(self, folder: Path, words: Sequence[str], environment: dict[str, str]) -> None:
-        """Import the modules that a command imports while it runs, so that later ones find them imported."""
+    def run_and_import(self, folder: Path, words: Sequence[str], environment: dict[str, str]) -> Ended:
+        """Run a command, then import the modules that it imported, so that later ones find them imported."""
         list_of_modules = folder / "modules"
-        self.run(folder, words, {**environment, "LIST_MODULES": str(list_of_modules)})
+        ended = self.run(folder, words, {**environment, "LIST_MODULES": str(list_of_modules)}, seconds=300.0)
         for name in list_of_modules.read_text().splitlines():
             if name != "__mp_main__":
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
         assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the threads of an import"
+        return ended
 
     def left(self, seconds: float = 10.0) -> list[int]:
         """Return the processes that searches left behind and that do not end by themselves in time; kill them."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-POINTS = os.environ.get("HYDRA_TUNE_CRASH_POINTS", "4")
+POINTS = os.environ.get("HYDRA_TUNE_CRASH_POINTS", "3")
 
 
 @pytest.mark.parametrize("flags", [("whole",), ("shard",), ("whole", "--errors")], ids="-".join)
