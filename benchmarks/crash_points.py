@@ -33,6 +33,8 @@ from typing import Any
 
 # Before numpy is imported: a process with threads cannot be forked.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
+# Threads of a worker that spin while they wait for each other would take most of the time on busy cores.
+os.environ["OMP_WAIT_POLICY"] = "passive"
 
 from benchmarks.forked_searches import Ended, Searches
 from benchmarks.report import finish
