@@ -235,8 +235,8 @@ class Tally:
             "integrity_failures": self.damaged,
             "metrics_equal_to_unbroken_run": self.equal,
             "left_over_checkpoints": self.left,
-            "recovery_seconds_p50": round(statistics.median(recoveries), 3),
-            "recovery_seconds_p95": round(_p95(recoveries), 3),
+            "recovery_seconds_p50": round(statistics.median(recoveries), 3) if recoveries else None,
+            "recovery_seconds_p95": round(_p95(recoveries), 3) if recoveries else None,
             **{
                 f"{victim}_recovery_seconds_p50": round(statistics.median(seconds), 3)
                 for victim, seconds in self.recoveries.items()
