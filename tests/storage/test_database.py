@@ -249,9 +249,13 @@ def test_a_reader_of_a_server_cannot_write(postgresql_storage: HydraStorage):
 def test_an_error_of_the_driver_within_optunas_code_is_one_line(tmp_path: Path) -> None:
     """Optuna wraps it in an error of its own while it looks at the version of its tables."""
     engine = connect(f"sqlite:///{tmp_path}/s.db")
-    with pytest.raises(StorageError, match=r"s\.db: disk I/O error"), explaining(engine):
+
+    def look() -> None:
         try:
             raise OperationalError("BEGIN", None, sqlite3.OperationalError("disk I/O error"))
         except OperationalError as error:
             raise StorageInternalError("An exception is raised during the commit.") from error
+
+    with pytest.raises(StorageError, match=r"s\.db: disk I/O error"), explaining(engine):
+        look()
     engine.dispose()
