@@ -210,6 +210,8 @@ class SimulatedProcess:
             value = await self._result(run)
         except Pruned:
             failure = Failure("PrunedByUser", "", "", "PRUNED", ours=True)
+        except HydraTuneError as error:  # a call of a unit that was given up is refused
+            failure = Failure.of(error)
         except Exception as error:
             world.wrong.append(f"{type(error).__name__}: {error} in a unit of {run.attempt}")
             failure = Failure.of(error)
