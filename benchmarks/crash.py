@@ -2,12 +2,20 @@
 
 Expected: no result lost or duplicated, the database intact after every kill, and the same metrics as an undisturbed
 run.
+
+    python -m benchmarks.crash --kills 50
+    python -m benchmarks.crash --kills 1200 --strategy mixed --minutes 60
+
+With `--strategy mixed`, searches of one strategy after another are killed, `ROUND` kills each. After `--minutes` no
+other search begins.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -18,6 +26,7 @@ import sys
 import tempfile
 import time
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +64,16 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "hydra_tune", *arguments]
 
 
-def search_command(trials: int) -> list[str]:
+STRATEGIES = ("whole", "shard", "pipeline", "sparse", "ist")
+"""The strategies of `mixed`."""
+ROUND = 20
+"""Kills of one search."""
+
+
+def search_command(trials: int, strategy: str) -> list[str]:
     return command(
         "search", "spec.py:build", "--study", "s", "--trials", str(trials), "--sampler", "random", "--seed", "7",
-        "--devices", "2xcpu", "--checkpoint-seconds", "0.5", "-q", "--json",
+        "--devices", "2xcpu", "--checkpoint-seconds", "0.5", "--strategy", strategy, "-q", "--json",
     )  # fmt: skip
 
 
@@ -98,11 +113,11 @@ def workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
 class Killer:
     """Disturbs one search until enough kills are done; then lets it end."""
 
-    def __init__(self, folder: Path, trials: int, kills: int, seed: int) -> None:
+    def __init__(self, folder: Path, trials: int, kills: int, seed: int, strategy: str) -> None:
         self.folder = folder
         self.kills_left = kills
         self.chance = random.Random(seed)
-        self.arguments = search_command(trials)
+        self.arguments = search_command(trials, strategy)
         self.acknowledged: dict[int, Any] = {}
         self.lost = self.damaged = self.kills = 0
         self.recoveries: dict[str, list[float]] = {"worker": [], "coordinator": []}
@@ -183,41 +198,90 @@ class Killer:
         self.recoveries[victim].append(time.monotonic() - began)
 
 
+@dataclass
+class Tally:
+    """Sums over all searches that were killed."""
+
+    kills: int = 0
+    searches: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    damaged: int = 0
+    equal: bool = True
+    left: int = 0
+    recoveries: dict[str, list[float]] = field(default_factory=lambda: {"worker": [], "coordinator": []})
+
+    def add(self, killer: Killer, expected: dict[int, Any]) -> None:
+        """Add a search that has come to its end; `expected` are the results of the unbroken one."""
+        killer.check()
+        found = results(killer.folder)
+        self.kills += killer.kills
+        self.searches += 1
+        self.lost += killer.lost + len(expected.keys() - found.keys())
+        self.duplicated += sum(len(values) > 1 for values in found.values()) + len(found.keys() - expected.keys())
+        self.damaged += killer.damaged
+        self.equal = self.equal and found == expected
+        self.left += len(list(killer.folder.glob("hydra_tune_files/*/*.checkpoints")))
+        for victim, seconds in killer.recoveries.items():
+            self.recoveries[victim] += seconds
+
+    def document(self) -> dict[str, Any]:
+        recoveries = [seconds for each in self.recoveries.values() for seconds in each]
+        return {
+            "kills": self.kills,
+            "searches": self.searches,
+            "lost_results": self.lost,
+            "duplicated_results": self.duplicated,
+            "integrity_failures": self.damaged,
+            "metrics_equal_to_unbroken_run": self.equal,
+            "left_over_checkpoints": self.left,
+            "recovery_seconds_p50": round(statistics.median(recoveries), 3) if recoveries else None,
+            "recovery_seconds_p95": round(_p95(recoveries), 3) if recoveries else None,
+            **{
+                f"{victim}_recovery_seconds_p50": round(statistics.median(seconds), 3)
+                for victim, seconds in self.recoveries.items()
+                if seconds
+            },
+        }
+
+
+def unbroken(place: Path, strategy: str, trials: int) -> dict[int, Any]:
+    """Return the results of a search that nobody disturbs."""
+    folder = place / f"unbroken-{strategy}-{trials}"
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "spec.py").write_text(SPEC)
+        subprocess.run(search_command(trials, strategy), cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return results(folder)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--strategy", default="auto", choices=["auto", "mixed", *STRATEGIES])
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no search after so many minutes")
     parser.add_argument("--quick", action="store_true", help="five kills")
     options = parser.parse_args()
-    kills = 5 if options.quick else options.kills
-    trials = 2 * kills + 4  # enough that the last kill still disturbs something
-    with tempfile.TemporaryDirectory() as place:
-        unbroken, broken = Path(place, "unbroken"), Path(place, "broken")
-        for folder in (unbroken, broken):
+    wanted = 5 if options.quick else options.kills
+    mixed = options.strategy == "mixed"
+    strategies = itertools.cycle(STRATEGIES if mixed else [options.strategy])
+    tally, end = Tally(), time.monotonic() + 60 * options.minutes
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        while tally.kills < wanted and time.monotonic() < end:
+            strategy, left = next(strategies), wanted - tally.kills
+            kills = min(left, ROUND) if mixed else left
+            trials = 2 * kills + 4  # enough that the last kill still disturbs something
+            expected = unbroken(place, strategy, trials)
+            folder = place / f"broken-{tally.searches}"
             folder.mkdir()
             (folder / "spec.py").write_text(SPEC)
-        subprocess.run(search_command(trials), cwd=unbroken, check=True, stdout=subprocess.DEVNULL)
-        killer = Killer(broken, trials, kills, options.seed)
-        killer.run()
-        killer.check()
-        expected, found = results(unbroken), results(broken)
-        left = list(broken.glob("hydra_tune_files/*/*.checkpoints"))
-    recoveries = [seconds for each in killer.recoveries.values() for seconds in each]
-    document = {
-        "kills": killer.kills,
-        "lost_results": killer.lost + len(expected.keys() - found.keys()),
-        "duplicated_results": sum(len(values) > 1 for values in found.values()) + len(found.keys() - expected.keys()),
-        "integrity_failures": killer.damaged,
-        "metrics_equal_to_unbroken_run": found == expected,
-        "left_over_checkpoints": len(left),
-        "recovery_seconds_p50": round(statistics.median(recoveries), 3),
-        "recovery_seconds_p95": round(_p95(recoveries), 3),
-        **{
-            f"{victim}_recovery_seconds_p50": round(statistics.median(seconds), 3)
-            for victim, seconds in killer.recoveries.items()
-            if seconds
-        },
-    }
+            killer = Killer(folder, trials, kills, options.seed + tally.searches, strategy)
+            killer.run()
+            tally.add(killer, expected)
+            print(f"{strategy}: {tally.kills} kills, {tally.lost} lost, all equal: {tally.equal}", flush=True)
+    document = {"strategy": options.strategy, **tally.document()}
     finish([(name, json.dumps(value)) for name, value in document.items()], document)
 
 

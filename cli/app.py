@@ -77,7 +77,7 @@ def main() -> None:
 
 def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run a command; errors become one line on stderr and an exit code."""
-    from hydra_tune.core.errors import HydraTuneError, InputError
+    from hydra_tune.core.errors import HydraTuneError, InputError, MachineError
 
     try:
         result = app(arguments, prog_name="hydra-tune", standalone_mode=False)
@@ -98,6 +98,11 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
             raise
         _complain(str(error))
         return 2 if isinstance(error, InputError) else 1
+    except (OSError, MemoryError) as error:
+        if debug:
+            raise
+        _complain(str(MachineError.of(error, "with --debug it says where")))
+        return 1
 
 
 def _usage(error: typer.TyperException, arguments: list[str]) -> str:

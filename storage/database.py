@@ -23,6 +23,7 @@ from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 import sqlalchemy
+from optuna.exceptions import StorageInternalError
 from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import (
     ArgumentError,
@@ -279,6 +280,10 @@ def explaining(engine: Engine) -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         raise _explained(error, engine) from error
+    except StorageInternalError as error:  # Optuna's, around the driver's
+        if not isinstance(error.__cause__, SQLAlchemyError):
+            raise
+        raise _explained(error.__cause__, engine) from error
 
 
 def _explained(error: SQLAlchemyError, engine: Engine) -> StorageError:

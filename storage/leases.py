@@ -86,6 +86,11 @@ def process_runs(pid: int, started: float) -> bool:
     return process_start(pid) == started
 
 
+def this_process() -> dict[str, object]:
+    """Return the host, the id and the start time of this process."""
+    return {"host": this_host(), "pid": os.getpid(), "process_started": process_start(os.getpid())}
+
+
 class HeldLease:
     """The lease of this process on a study."""
 
@@ -114,8 +119,7 @@ class HeldLease:
 
     def _row(self, now: datetime) -> dict[str, object]:
         return {
-            "study_id": self._study_id, "holder": self._holder, "host": this_host(), "pid": os.getpid(),
-            "process_started": process_start(os.getpid()), "taken": now, "renewed": now,
+            "study_id": self._study_id, "holder": self._holder, **this_process(), "taken": now, "renewed": now,
         }  # fmt: skip
 
     def keep(self) -> None:

@@ -10,7 +10,8 @@ import copy
 import json
 import logging
 import uuid
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -28,7 +29,9 @@ from hydra_tune.storage import rows
 from hydra_tune.storage.cache import CachedStudy, replaced
 from hydra_tune.storage.database import reading, writing
 from hydra_tune.storage.queued_database import QueuedDatabase
+from hydra_tune.storage.records import description
 from hydra_tune.storage.tables import (
+    HYDRA_STUDIES,
     OF_STUDIES,
     OF_TRIALS,
     STUDIES,
@@ -56,6 +59,17 @@ class HydraStorage(QueuedDatabase, BaseStorage):
 
     # Studies
 
+    @contextmanager
+    def describing_new_studies(self, metrics: list[str], settings: dict[str, Any]) -> Iterator[None]:
+        """Within the block, record metrics and settings in the transaction that creates a study."""
+        self._description = description(metrics, settings)
+        try:
+            yield
+        finally:
+            self._description = None
+
+    _description: dict[str, Any] | None = None
+
     def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
         """Create a study at once, even while batching: its name must be free and its id known."""
         name = rows.storable_name("study", f"no-name-{uuid.uuid4()}" if study_name is None else study_name)
@@ -70,6 +84,8 @@ class HydraStorage(QueuedDatabase, BaseStorage):
                 study_id: int = result.inserted_primary_key[0]
                 wanted = [{"study_id": study_id, "objective": i, "direction": d} for i, d in enumerate(directions)]
                 connection.execute(insert(STUDY_DIRECTIONS), wanted)
+                if self._description is not None:
+                    connection.execute(insert(HYDRA_STUDIES).values(study_id=study_id, **self._description))
             self._cache.forget(study_id)  # SQLite may have reused the id of a deleted study.
         _log.info("created study %s", quoted(name))
         return study_id

@@ -54,10 +54,8 @@ class StudyRecords:
             {
                 "study_id": self._study_id,
                 "seed": seed,
-                "metrics": json.dumps(metrics),
-                "settings": json.dumps(settings),
+                **description(metrics, settings),
                 "spec": None if spec is None else json.dumps(spec),
-                "version": _own_version(),
                 "source": None if source is None else _storable(source),
             },
         )
@@ -169,6 +167,11 @@ def _storable(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return value.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def description(metrics: list[str], settings: dict[str, Any]) -> dict[str, str]:
+    """Return the columns that every record of a study has."""
+    return {"metrics": json.dumps(metrics), "settings": json.dumps(settings), "version": _own_version()}
 
 
 def _own_version() -> str:

@@ -16,7 +16,7 @@ from hydra_tune.coordinator.deadlines import Deadlines
 from hydra_tune.coordinator.objective_admission import ObjectiveAdmission
 from hydra_tune.core.errors import SpecError, WorkerLost
 from hydra_tune.engine.engine import Engine
-from hydra_tune.engine.unit import Memory, Role, Unit, UnitFailed, UnitResult
+from hydra_tune.engine.unit import Memory, Role, Unit, UnitFailed, UnitHung, UnitResult
 from hydra_tune.strategies.base import Candidacy, Strategy
 from hydra_tune.training.builds import Built, build_and_hold, build_for_device, build_here, check_build, pack_held
 from hydra_tune.training.remote_trial import TrialInfo
@@ -136,16 +136,19 @@ class Building:
         logger.info("candidates are built on devices from now on, as they cannot be sent: %s", because)
 
 
-async def check_build_loads(engine: Engine, source_file: str, role: Role, stop: asyncio.Event) -> None:
+async def check_build_loads(
+    engine: Engine, source_file: str, role: Role, stop: asyncio.Event, deadline: float | None
+) -> None:  # fmt: skip
     """Import the build function in the worker that will call it first; raise a SpecError for a mistake in it.
 
-    Returns early if stopped.
+    Returns early if stopped. A worker that is lost meanwhile may have been killed for a reason of its own: the next one
+    tries again.
     """
     unit = Unit(
         trial=NO_TRIAL, attempt="import", kind="import", work=check_build, args=(source_file,), role=role,
-        recorded=False,
+        deadline=deadline, recorded=False,
     )  # fmt: skip
-    checking = asyncio.ensure_future(engine.run(unit))
+    checking = asyncio.ensure_future(_run_again_if_lost(engine, unit))
     stopping = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({checking, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -153,7 +156,7 @@ async def check_build_loads(engine: Engine, source_file: str, role: Role, stop: 
             checking.result()
     except UnitFailed as error:
         raise SpecError(error.failure.message) from error
-    except WorkerLost as error:
+    except (UnitHung, WorkerLost) as error:
         raise SpecError(
             f"the build function cannot be imported: {error}", "mend what its file does on import"
         ) from error
@@ -161,3 +164,11 @@ async def check_build_loads(engine: Engine, source_file: str, role: Role, stop: 
         checking.cancel()
         stopping.cancel()
         await asyncio.gather(checking, stopping, return_exceptions=True)
+
+
+async def _run_again_if_lost(engine: Engine, unit: Unit) -> UnitResult:
+    try:
+        return await engine.run(unit)
+    except WorkerLost as error:
+        logger.info("the build function is imported again: %s", error)
+        return await engine.run(unit)

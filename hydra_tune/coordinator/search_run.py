@@ -29,11 +29,12 @@ from hydra_tune.coordinator.study import OwnedStudy
 from hydra_tune.coordinator.study_thread import StudyThread
 from hydra_tune.coordinator.trial_loop import TrialLoop
 from hydra_tune.core.devices import Device, cores
-from hydra_tune.core.errors import InputError, StorageError
+from hydra_tune.core.errors import InputError, MachineError, StorageError
 from hydra_tune.core.states import Outcome
 from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.scheduler import POLICIES, SLOTS
 from hydra_tune.engine.unit import Role, Unit, UnitResult
+from hydra_tune.engine.worker_processes import LocalProcesses, Processes
 from hydra_tune.planner.admission import Admission, Room
 from hydra_tune.planner.auto import Auto
 from hydra_tune.planner.planner import Planner
@@ -67,6 +68,8 @@ class Search:
     """Directory of the measured costs of models; by default with the study's files."""
     surveys: dict[int, Survey] = field(default_factory=dict)
     """Surveys of candidates, by trial."""
+    processes: Callable[[Sequence[str]], Processes] = LocalProcesses
+    """Makes the source of worker processes."""
     interrupted: bool = False
     failures: Failures = field(init=False)
     """Trials of this run that failed."""
@@ -104,12 +107,17 @@ class Search:
                 async with engine:
                     source_file = write_source(self.source, self.directories.paths[0])
                     first = Role.BUILDER if self._strategy.builds_apart else Role.DEVICE
-                    await check_build_loads(engine, source_file, first, self._stop)
+                    await check_build_loads(engine, source_file, first, self._stop, self.settings.deadline)
                     await self._run_study(engine, source_file)
             except StorageError as error:
                 if not self.again or not self.study.opened:
                     raise
                 raise StorageError(error.message, f"{error.hint}; then go on with: {self.again}") from error
+            except (OSError, MemoryError) as error:
+                if not self.again:
+                    raise
+                hint = f"nothing is lost; go on with: {self.again}" if self.study.opened else "search again"
+                raise MachineError.of(error, hint) from error
 
     async def _run_study(self, engine: Engine, source_file: str) -> None:
         async with self.study:
@@ -138,6 +146,7 @@ class Search:
             slots=1 if self._strategy.gangs or self._strategy.spans_devices else policy.slots,
             slots_alone=1 if self._strategy.gangs else SLOTS,
             warm=_imported_ahead(self._strategy) if self.source.uses_torch() else {},
+            processes=self.processes,
         )
 
     def _trial_runner(self, engine: Engine, source_file: str) -> TrialRunner:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra_tune.coordinator.making import is_unfinished
 from hydra_tune.coordinator.settings import NAMES, SearchSettings, make_settings
 from hydra_tune.coordinator.trust import check_trusted
 from hydra_tune.core.errors import SpecError, nearest, quoted
@@ -106,6 +107,8 @@ def stored_spec(storage: str, study: str, flags: Mapping[str, Any], trusted: Seq
     """
     with open_storage(storage, read_only=True) as opened:
         summary = study_summary(opened, study)
+    if is_unfinished(summary):
+        raise SpecError(f"study {study!r} has no trials: its search was killed while it began", "start it again")
     if summary.spec is None:
         raise SpecError(
             f"study {study!r} was started from Python, where its build function is",

@@ -13,7 +13,6 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.study import StudyDirection
 from optuna.study._tell import _tell_with_warning
 from optuna.trial import TrialState
 
@@ -21,6 +20,7 @@ from hydra_tune.coordinator.files import StudyFiles
 from hydra_tune.coordinator.hosted import HostedStudy, call_storage
 from hydra_tune.coordinator.kept import KeptWeights
 from hydra_tune.coordinator.ledger import Ledger
+from hydra_tune.coordinator.making import forget_unfinished, make_study
 from hydra_tune.coordinator.repeatable import RepeatableSampler
 from hydra_tune.coordinator.resuming import ALLOW, check_objectives, check_source
 from hydra_tune.coordinator.sampling import draws_by_number, make_pruner, make_sampler
@@ -96,10 +96,11 @@ class OwnedStudy:
 
     def _create_or_load(self, space: Any, source: Source) -> HostedStudy:
         settings = self.settings
+        anew = forget_unfinished(self.storage, settings.study)
         exists = settings.study in optuna.get_all_study_names(self.storage)
         if exists and not (settings.resume or settings.load_if_exists):
             raise _exists(settings.study)
-        self._before = study_summary(self.storage, settings.study) if settings.resume or exists else None
+        self._before = study_summary(self.storage, settings.study) if exists or (settings.resume and not anew) else None
         if self._before is not None:
             check_source(self._before, settings, source)
         recorded = self._before.seed if self._before is not None else None
@@ -110,9 +111,8 @@ class OwnedStudy:
         parts: dict[str, Any] = {"storage": self.storage, "sampler": self.sampler}
         parts["pruner"] = make_pruner(settings.pruner)
         if not exists:
-            directions = [StudyDirection[direction.upper()] for direction in settings.directions]
             try:
-                optuna.create_study(study_name=settings.study, directions=directions, **parts)
+                make_study(settings, **parts)
             except optuna.exceptions.DuplicatedStudyError as error:  # made by another search at this moment
                 raise _exists(settings.study) from error
         else:

@@ -144,4 +144,7 @@ class TrialLoop:
         outcome = ended.outcome
         logger.info("trial %d: %s%s", number, outcome.status, f" ({outcome.error})" if outcome.error else "")
         self._display.trial_ended(number, outcome)
-        self._runner.tidy(number, ended)
+        try:
+            self._runner.tidy(number, ended)
+        except (OSError, MemoryError) as error:  # its result is stored: files that stay are no reason to stop
+            self._display.show(f"files of trial {number} could not be removed ({error})")

@@ -8,6 +8,7 @@
     │       ├── DatabaseAway     it cannot be reached or written for now
     │       └── UnstorableError  a value that it cannot hold
     ├── Infeasible           a candidate that no cutting makes fit the devices
+    ├── MachineError         the machine has no more memory, space or files for the search: exit code 1
     ├── PlacementInfeasible  a graph that no placement makes fit the devices
     ├── SearchFailed         no trial completed: exit code 1
     └── WorkerLost           a worker process ended while it had work
@@ -85,6 +86,15 @@ class PlacementInfeasible(HydraTuneError, ValueError):
 
 class NoRoom(HydraTuneError):
     """Weights could not be written: the search stops and can be resumed once there is disk space."""
+
+
+class MachineError(HydraTuneError):
+    """The machine has no more memory, space, files or processes for the coordinator."""
+
+    @classmethod
+    def of(cls, error: OSError | MemoryError, hint: str = "") -> MachineError:
+        """Describe an error of the operating system; a MemoryError says nothing by itself."""
+        return cls(str(error) or "the coordinator is out of memory", hint)
 
 
 class SearchFailed(HydraTuneError):

@@ -31,6 +31,8 @@ def keep(path: Path, document: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(json.dumps(document))
         os.replace(unfinished, path)
+        for left in path.parent.glob(f"{path.stem}.*.tmp"):
+            left.unlink(missing_ok=True)  # of a process that was killed just before it renamed its own
     except OSError as error:
         logger.info("a measurement could not be written to %s (%s)", path, error)
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hydra_tune.core.devices import Device
@@ -24,6 +24,7 @@ from hydra_tune.engine.pauses import Pauses
 from hydra_tune.engine.pool import WorkerPool
 from hydra_tune.engine.scheduler import POLICIES, SLOTS, Policy
 from hydra_tune.engine.unit import Failure, Memory, Role, Unit, UnitFailed, UnitHung, UnitResult
+from hydra_tune.engine.worker_processes import LocalProcesses, Processes
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Engine:
         slots: int = SLOTS,
         slots_alone: int | None = None,
         warm: Mapping[Role, Sequence[str]] | None = None,
+        processes: Callable[[Sequence[str]], Processes] = LocalProcesses,
     ) -> None:
         """Start `expect` workers, the number of units likely to be ready at once; others start when needed.
 
@@ -61,7 +63,7 @@ class Engine:
         self._expect = len(self.devices) if expect is None else expect
         self._pool = WorkerPool(
             devices, observer, directory=directory, overflow=overflow, python_path=python_path, warm=warm or {},
-            on_message=self._on_message, on_lost=self._on_lost,
+            on_message=self._on_message, on_lost=self._on_lost, source=processes,
         )  # fmt: skip
         self._workers = self._pool.workers
         self._dispatch = Dispatch(self._pool, policy, slots=slots, slots_alone=slots_alone, send=self._send)

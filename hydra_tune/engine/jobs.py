@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeAlias
 from hydra_tune.core.devices import Device
 from hydra_tune.engine import messages
 from hydra_tune.engine.gangs import Gang
-from hydra_tune.engine.process import WorkerProcess
 from hydra_tune.engine.scheduler import WorkerView
 from hydra_tune.engine.unit import Failure, Memory, Role, Unit, UnitResult
+from hydra_tune.engine.worker_processes import Process
 
 Answer: TypeAlias = Callable[[Any, Failure | None], None]
 
@@ -69,7 +69,7 @@ class WorkerState:
     id: int
     role: Role
     device: Device
-    process: WorkerProcess
+    process: Process
     jobs: dict[int, Job] = field(default_factory=dict)
     resident: set[str] = field(default_factory=set)
     current: str | None = None
@@ -110,7 +110,7 @@ class WorkerState:
 class CallReply:
     """Replies to one call of user code; usable from any thread."""
 
-    process: WorkerProcess
+    process: Process
     call: int
 
     def __call__(self, value: Any, failure: Failure | None) -> None:

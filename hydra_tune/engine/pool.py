@@ -15,10 +15,8 @@ from hydra_tune.core.errors import HydraTuneError
 from hydra_tune.engine import messages
 from hydra_tune.engine.jobs import Observer, WorkerState
 from hydra_tune.engine.launch import worker_environment
-from hydra_tune.engine.process import WorkerProcess
-from hydra_tune.engine.reaper import Reaper
-from hydra_tune.engine.template_client import TemplateClient
 from hydra_tune.engine.unit import Role
+from hydra_tune.engine.worker_processes import Processes
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +40,12 @@ class WorkerPool:
         warm: Mapping[Role, Sequence[str]],
         on_message: Callable[[WorkerState, object], None],
         on_lost: Callable[[WorkerState, str], None],
+        source: Callable[[Sequence[str]], Processes],
     ) -> None:
-        """`on_lost` gets the lost worker and the reason, after its replacement was started."""
+        """`source` makes the processes, given modules to import ahead.
+
+        `on_lost` gets the lost worker and the reason, after its replacement was started.
+        """
         self.devices = tuple(devices)
         self.workers: dict[int, WorkerState] = {}
         """Workers by id; an ended one stays until it is collected."""
@@ -57,18 +59,14 @@ class WorkerPool:
         self._warm = warm
         self._on_message = on_message
         self._on_lost = on_lost
+        self._source = source
         self._ids = itertools.count()
         self._stillborn: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, expect: int) -> None:
         """Start the template, and workers for the first `expect` devices."""
-        self._reaper = Reaper()
-        try:
-            self.launcher = TemplateClient(self._reaper, self._imported_once())
-        except BaseException:
-            self._reaper.close()
-            raise
+        self._processes = self._source(self._imported_once())
         try:
             for device in self.devices[:expect]:
                 self._start(Role.DEVICE, device)
@@ -79,14 +77,13 @@ class WorkerPool:
     async def close(self) -> None:
         """End all workers."""
         self.closing = True
-        self.launcher.abandon()
+        self._processes.abandon()
         for worker in self.workers.values():
             worker.process.kill()
         try:
             await asyncio.gather(*self._tasks)
         finally:
-            self.launcher.close()
-            self._reaper.close()
+            self._processes.close()
 
     def of_role(self, role: Role) -> list[WorkerState]:
         """Return the workers of this role."""
@@ -112,7 +109,7 @@ class WorkerPool:
     def warm_up(self, warm: Mapping[Role, Sequence[str]]) -> None:
         """Make workers that start from now on import these modules too."""
         self._warm = {**self._warm, **warm}
-        self.launcher.warm(self._imported_once())
+        self._processes.warm(self._imported_once())
 
     def in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run a task that `close` waits for."""
@@ -132,10 +129,8 @@ class WorkerPool:
             overflow=self._overflow, sys_path=self._python_path, cwd=os.getcwd(),
             environment=worker_environment(device.threads) | device.environment, warm=tuple(self._warm.get(role, ())),
         )  # fmt: skip
-        process = WorkerProcess(
+        process = self._processes.make(
             setup,
-            self.launcher,
-            self._reaper,
             on_message=lambda message: self._on_message(worker, message),
             on_line=lambda line: self._observer.worker_line(device.name, line),
         )

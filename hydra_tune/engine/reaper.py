@@ -56,10 +56,10 @@ class Reaper:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line.encode())
-        except BrokenPipeError:
-            # The reaper was killed. The search goes on; processes are left behind only if the coordinator is killed
-            # with -9 too.
-            logger.debug("the reaper is gone")
+        except (OSError, MemoryError):
+            # Most likely the reaper was killed. The search goes on; processes are left behind only if the coordinator
+            # is killed with -9 too.
+            logger.debug("the reaper was not told", exc_info=True)
 
 
 def main(coordinator: int) -> None:

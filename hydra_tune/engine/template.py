@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PACKET = 1 << 16
+_PR_SET_PDEATHSIG = 1
 READ_AT_START = (
     "CUDA", "GLIBC_", "GOMP_", "HIP_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON",
     "PYTORCH", "THP_", "TORCH", "TZ",
@@ -190,13 +192,21 @@ class Template:
 
 
 def _import(modules: list[str]) -> None:
+    _die_with_coordinator(True)  # an import takes seconds, in which a closed socket is not noticed
     for module in modules:
         # A failed import is reported by the unit that needs the module.
         with contextlib.suppress(Exception):
             importlib.import_module(module)
+    _die_with_coordinator(False)  # from now on its workers are ended first
     # Workers share the pages of imported modules until one writes to them, as garbage collection would.
     gc.collect()
     gc.freeze()
+
+
+def _die_with_coordinator(yes: bool) -> None:
+    """Ask Linux to kill this process when its coordinator dies, or not."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if yes else 0)
 
 
 def _receive(line: socket.socket) -> tuple[bytes, list[int]]:

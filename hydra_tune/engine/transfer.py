@@ -16,6 +16,7 @@ import pickle
 import weakref
 import zlib
 from collections import Counter
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -107,7 +108,8 @@ class TensorFiles:
         being_written = self._shared is not None and self._shared.path == path
         if self._buffers[path] <= 0 and not being_written:
             del self._buffers[path]
-            Path(path).unlink(missing_ok=True)
+            with suppress(OSError, MemoryError):  # a finalizer has no caller; the file goes with the run's directory
+                Path(path).unlink(missing_ok=True)
 
 
 class _SharedFile:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 COORDINATOR_GONE = 3
 UNREADABLE = 4
+UNABLE = 5
 _PR_SET_PDEATHSIG = 1
 
 
@@ -295,8 +296,12 @@ def main(fd: int) -> None:
         # A failed import is reported by the unit that needs the module.
         with contextlib.suppress(Exception):
             importlib.import_module(module)
-    context.send(Ready(os.getpid()))
-    worker.run_units()
+    try:
+        context.send(Ready(os.getpid()))
+        worker.run_units()
+    except Exception as error:
+        print(f"the worker ends, as it cannot go on: {type(error).__name__}: {error}", flush=True)
+        os._exit(UNABLE)
 
 
 def _settle(setup: Setup) -> None:

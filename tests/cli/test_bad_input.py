@@ -149,3 +149,21 @@ def test_hostile_names_are_stored_and_shown_inert(capsys: pytest.CaptureFixture[
     assert "x[bold]" in capsys.readouterr().out
     made = {str(path) for path in Path().rglob("*")} - {"build.py", "__pycache__"}
     assert all(path.startswith("hydra_tune") or "__pycache__" in path for path in made), made
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), "error: the coordinator is out of memory (with --debug it says where)\n"),
+        (OSError(28, "No space"), "error: [Errno 28] No space (with --debug it says where)\n"),
+    ],
+)  # fmt: skip
+def test_a_machine_that_has_no_more_gets_one_line(
+    error: Exception, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("hydra_tune.cli.app.app", fail)
+    assert run(["studies"]) == 1
+    assert capsys.readouterr().err == line

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import hydra_tune as ht
+from hydra_tune.coordinator.attempts import TrialRunner
 from hydra_tune.core.errors import HydraTuneError
 from hydra_tune.storage import open_storage
 from tests.candidates import build_small, small_candidate
@@ -365,3 +366,30 @@ def test_a_current_folder_that_is_gone_is_said_in_one_line(tmp_path: Path, monke
     folder.rmdir()
     with pytest.raises(HydraTuneError, match="the current folder has been removed"):
         ht.search(build_small, trials=1, storage=storage, progress=False)
+
+
+def test_files_that_cannot_be_removed_do_not_end_the_search(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(TrialRunner, "tidy", refuse)
+    found = ht.search(objective, trials=2, devices="1xcpu")
+    assert [trial.state for trial in found.trials] == ["COMPLETE"] * 2
+    assert "files of trial 0 could not be removed ([Errno 13] Permission denied)" in capfd.readouterr().err
+
+
+def test_a_worker_that_is_killed_while_it_imports_the_build_function_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "spec.py").write_text(
+        "import os, pathlib\n"
+        "if not pathlib.Path('imported').exists():\n"
+        "    pathlib.Path('imported').touch()\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "def build(trial):\n"
+        "    return trial.suggest_float('x', 0, 1)\n"
+    )
+    command = [sys.executable, "-m", "hydra_tune", "search", "spec.py:build", "--trials", "1", "--devices", "1xcpu"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "COMPLETE" in done.stdout

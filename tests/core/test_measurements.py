@@ -33,3 +33,10 @@ def test_a_place_that_cannot_be_written_costs_nothing_but_the_measurement(tmp_pa
     (tmp_path / "taken.json").mkdir()
     keep(tmp_path / "taken.json", {"copy": 1.5})
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_the_unfinished_file_of_a_killed_process_goes_with_the_next_measurement(tmp_path: Path) -> None:
+    (tmp_path / "rates.4711.tmp").write_text("{")
+    (tmp_path / "others.4711.tmp").write_text("{")
+    keep(tmp_path / "rates.json", {"copy": 1.5})
+    assert sorted(os.listdir(tmp_path)) == ["others.4711.tmp", "rates.json"]

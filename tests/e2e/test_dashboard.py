@@ -376,3 +376,16 @@ def test_actions_need_the_token_and_are_obeyed(browser: Any, tmp_path: Path) -> 
             page.get_by_text("The search was stopped before").wait_for()
             context.close()
         assert search.wait() == 130
+
+
+def test_a_login_leads_to_no_other_site(browser: Any, url: str, tmp_path: Path) -> None:
+    """Browsers drop tabs and turn backslashes round: /<tab>/evil.invalid would be another host."""
+    with serving("--storage", url, "--allow-actions", cwd=tmp_path) as (address, login):
+        for place in ("/%09/evil.invalid", "/%5Cevil.invalid", "//evil.invalid"):
+            context = browser.new_context()
+            page = context.new_page()
+            before, _, token = login.partition("#")
+            page.goto(f"{before}?next={place}#{token}")
+            page.get_by_role("heading", name="Studies").wait_for()
+            assert page.url == address
+            context.close()

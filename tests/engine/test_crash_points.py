@@ -35,13 +35,20 @@ def work(folder: Path, point: str | None, *flags: str) -> int:
 def test_points_are_counted_and_kill_once(tmp_path: Path) -> None:
     assert work(tmp_path, "") == 0
     (count,) = tmp_path.glob("coordinator-*.count")
-    assert count.read_text() == "5"
+    assert count.read_text() == "11", "each file is opened to write, and all but one are renamed"
     for number in range(5):
         (tmp_path / f"c{number}").unlink()
-    assert work(tmp_path, "coordinator:3") == -signal.SIGKILL
-    assert sorted(file.name for file in tmp_path.glob("[bc]?")) == ["b2", "c0", "c1"], "before the third, exactly"
-    assert work(tmp_path, "coordinator:3") == 0, "once"
-    assert work(tmp_path, "cpu0:3") == 0, "another process is not meant"
+    assert work(tmp_path, "coordinator:7") == -signal.SIGKILL
+    assert sorted(file.name for file in tmp_path.glob("[bc]?")) == ["b2", "c0", "c1"], "before the third renaming"
+    assert work(tmp_path, "coordinator:7") == 0, "once"
+    assert work(tmp_path, "cpu0:7") == 0, "another process is not meant"
+
+
+def test_an_error_is_raised_at_a_point(tmp_path: Path) -> None:
+    """Error 0 of a renaming is a full disk."""
+    assert work(tmp_path, "coordinator:7:0") == 1
+    assert sorted(file.name for file in tmp_path.glob("[bc]?")) == ["b2", "c0", "c1"]
+    assert (tmp_path / "happened").read_text() == "replace: [Errno 28] injected: no space left on device"
 
 
 def test_without_the_variable_nothing_is_installed(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from hydra_tune.engine.engine import Engine
 from hydra_tune.engine.unit import Role
 from hydra_tune.engine.worker import WorkerContext
 from tests.engine.test_engine import engine, fill_memory, pid, recall, remember, unit
+from tests.fault.searches import wait_for
 
 # A search's own template, not the one that all tests share.
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("own_template")]
@@ -82,7 +83,7 @@ def fork_a_sleeper(context: WorkerContext) -> int:
 
 
 def template_of(running: Engine) -> int:
-    found = running._pool.launcher.pid
+    found = running._pool._processes.launcher.pid
     assert found is not None
     return found
 
@@ -173,7 +174,7 @@ def test_workers_outlive_a_template_that_dies_and_new_ones_come_from_another(tmp
         async with engine(tmp_path, devices=1) as (running, record):
             first, worker = template_of(running), (await running.run(unit(remember, "a", 1))).value
             os.kill(first, signal.SIGKILL)
-            while running._pool.launcher.pid == first:
+            while running._pool._processes.launcher.pid == first:
                 await asyncio.sleep(0.01)
             assert (await running.run(unit(recall, "a"))).value == 1, "its worker is still there"
             # The one that could have said how it ended is gone; all else is as ever.
@@ -458,13 +459,46 @@ def test_nothing_outlives_a_coordinator_that_is_killed(tmp_path: Path) -> None:
     psutil.wait_procs(processes)
 
 
+IMPORTING = """
+import asyncio, sys
+from pathlib import Path
+from hydra_tune.engine.unit import Role
+from tests.engine.test_engine import engine
+from tests.engine.test_template import template_of
+
+async def main():
+    async with engine(Path(sys.argv[1]), devices=1, warm={Role.DEVICE: ("slow_to_import",)}) as (running, _):
+        print(template_of(running), running._pool._processes._reaper._process.pid, flush=True)
+        await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+def test_a_template_that_still_imports_ends_with_its_coordinator_even_without_a_reaper(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    (tmp_path / "slow_to_import.py").write_text(f"import time\nopen({str(begun)!r}, 'w')\ntime.sleep(600)")
+    path = os.pathsep.join([str(Path(__file__).parents[2]), str(tmp_path)])
+    environment = {name: value for name, value in os.environ.items() if name != template_client.SHARED}
+    with subprocess.Popen(
+        [sys.executable, "-c", IMPORTING, str(tmp_path)],
+        stdout=subprocess.PIPE, text=True, env={**environment, "PYTHONPATH": path},
+    ) as coordinator:  # fmt: skip
+        assert coordinator.stdout is not None
+        template, reaper = (psutil.Process(int(number)) for number in coordinator.stdout.readline().split())
+        wait_for(begun.exists, "the import")
+        reaper.kill()
+        coordinator.kill()
+    assert psutil.wait_procs([template, reaper], timeout=60)[1] == []
+
+
 def test_a_unit_that_comes_while_a_dead_worker_is_collected_waits_for_its_one_replacement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         async with engine(tmp_path, devices=1) as (running, _):
             worker = (await running.run(unit(pid))).value
-            collect = running._pool.launcher.collect
+            collect = running._pool._processes.launcher.collect
             units: list[asyncio.Task[Any]] = []
 
             async def slowly(*of: Any) -> Any:
@@ -472,7 +506,7 @@ def test_a_unit_that_comes_while_a_dead_worker_is_collected_waits_for_its_one_re
                 await asyncio.sleep(0)  # the unit is handed out, or a worker is started for it
                 return await collect(*of)
 
-            monkeypatch.setattr(running._pool.launcher, "collect", slowly)
+            monkeypatch.setattr(running._pool._processes.launcher, "collect", slowly)
             os.kill(worker, signal.SIGKILL)
             while not units:
                 await asyncio.sleep(0.01)

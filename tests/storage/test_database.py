@@ -9,12 +9,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from optuna.exceptions import StorageInternalError
 from optuna.study import StudyDirection
 from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
 from hydra_tune.core.errors import StorageError
 from hydra_tune.storage import HydraStorage, open_storage
-from hydra_tune.storage.database import connect, masked, reading, writing
+from hydra_tune.storage.database import connect, explaining, masked, reading, writing
 
 
 @pytest.mark.parametrize(
@@ -241,4 +243,19 @@ def test_a_reader_of_a_server_cannot_write(postgresql_storage: HydraStorage):
     engine = connect(postgresql_storage.url, read_only=True)
     with pytest.raises(StorageError, match="read-only"), writing(engine) as connection:
         connection.exec_driver_sql("DELETE FROM studies")
+    engine.dispose()
+
+
+def test_an_error_of_the_driver_within_optunas_code_is_one_line(tmp_path: Path) -> None:
+    """Optuna wraps it in an error of its own while it looks at the version of its tables."""
+    engine = connect(f"sqlite:///{tmp_path}/s.db")
+
+    def look() -> None:
+        try:
+            raise OperationalError("BEGIN", None, sqlite3.OperationalError("disk I/O error"))
+        except OperationalError as error:
+            raise StorageInternalError("An exception is raised during the commit.") from error
+
+    with pytest.raises(StorageError, match=r"s\.db: disk I/O error"), explaining(engine):
+        look()
     engine.dispose()
