@@ -32,18 +32,20 @@ from hydra_tune.training.prepared import Prepared
 from tests.strategies.pipeline.here import Here, train
 from tests.strategies.shard.models import CPU, SEED, finish_in_shards, in_shards, start
 from tests.zoo.hugging_face import HUGGING_FACE
+from tests.zoo.hugging_face_others import HUGGING_FACE_OTHERS
 from tests.zoo.others import OTHERS, collate, of_loss
 
 QUICK = (
     "GPT-2", "Llama", "BERT", "T5", "ViT", "wav2vec2", "LoRA (peft, GPT-2)", "Llama, checkpointed",
     "nn.TransformerEncoder", "seq2seq LSTM", "stochastic depth", "mixture of experts", "borrowed weights",
-    "torch.utils.checkpoint", "U-Net",
+    "torch.utils.checkpoint", "U-Net", "SegFormer (dense)", "Switch Transformers", "wav2vec2-conformer",
 )  # fmt: skip
 IN_STAGES = ("GPT-2", "Llama", "BERT", "ViT", "T5")
 """Models that have to be cut into stages, pruned and dealt out."""
 ALL = bool(os.environ.get("HYDRA_TUNE_ZOO"))
 """True if all models are run, and the table is written."""
-NAMES = [*HUGGING_FACE, *OTHERS] if ALL else QUICK
+OF_TRANSFORMERS = HUGGING_FACE | HUGGING_FACE_OTHERS
+NAMES = [*OF_TRANSFORMERS, *OTHERS] if ALL else QUICK
 EPOCHS, BATCH = 2, 4
 
 
@@ -61,8 +63,8 @@ class Rows:
 def built(name: str) -> ht.Candidate:
     """The candidate of that name, the same each time."""
     torch.manual_seed(1)
-    if name in HUGGING_FACE:
-        model, batch = HUGGING_FACE[name]()
+    if name in OF_TRANSFORMERS:
+        model, batch = OF_TRANSFORMERS[name]()
         rows, loss = [(row, 0) for row in batch], of_loss
     else:
         model, rows, loss = OTHERS[name]()
@@ -135,7 +137,7 @@ def test_a_model_equals_the_plain_loop(name: str, tmp_path: Path, table: dict[st
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_in_stages_equals_the_plain_loop(name: str, tmp_path: Path, table: dict[str, dict[str, str]]) -> None:
-    run = Here(built(name), tmp_path, 2)
+    run = Here(built(name), tmp_path, 2, again=partial(built, name))
     try:
         trial = asyncio.run(train(run, Pipeline(microbatches=1, placer="balanced")))
     except CandidateError as error:
