@@ -162,8 +162,10 @@ def _check_inside(training: Training, inputs: Any, targets: Any, parts: list[tup
 def _no_mean(count: int, cut: torch.Tensor, whole: torch.Tensor) -> str:
     found, expected = f"{float(cut):.9g}", f"{float(whole):.9g}"
     if found == expected:
-        return f"the gradients of {count} micro-batches, weighted by rows, are not those of the batch: the loss is no mean over rows"
-    return f"the loss of {count} micro-batches, weighted by rows, is {found} instead of {expected}: it is no mean over rows"
+        differs = "other gradients than the batch"
+    else:
+        differs = f"{found} as their loss instead of {expected}"
+    return f"{count} micro-batches, weighted by rows, have {differs}: the loss is no mean over rows"
 
 
 def _check_loss(training: Training, outputs: Any, targets: Any, parts: list[tuple[int, int]]) -> None:
