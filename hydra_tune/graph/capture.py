@@ -130,9 +130,9 @@ class _Search:
         """Return a program whose outputs are the model's, if its gradients are too and it can be sent to a worker."""
         for inputs in self.batches[-1:]:
             with untouched(self.model), _in_mode(self.model, True):
-                other = other_gradients(program, self.model, inputs)
-            if other:
-                return None, f"its recording gives parameter {other!r} another gradient"
+                differs = other_gradients(program, self.model, inputs)
+            if differs:
+                return None, differs
         return _sendable(program)
 
     def _recorded(self) -> tuple[Program | None, str, str]:

@@ -21,7 +21,7 @@ Gradients = Sequence[torch.Tensor | None]
 
 
 def other_gradients(program: Program, model: nn.Module, inputs: Any) -> str:
-    """Return the name of a parameter whose gradient a recording gives otherwise than the model; empty if none does.
+    """Say how the gradients of a recording differ from those of the model; empty if they do not.
 
     The model is in training mode; its random streams and attributes go on, and have to be restored by the caller.
     """
@@ -36,10 +36,14 @@ def other_gradients(program: Program, model: nn.Module, inputs: Any) -> str:
             return ""  # some backwards, as that of reentrant checkpoints, run by `backward` only
         torch.set_rng_state(streams)
         values = dict(enumerate(program.bind(inputs)))
-        program.run(model, values, 0, len(program), training=True)
-        found = _gradients(program.outputs(values), list(named.values()))
+        try:
+            program.run(model, values, 0, len(program), training=True)
+            found = _gradients(program.outputs(values), list(named.values()))
+        except RuntimeError as error:
+            return f"its backward does not run again ({str(error).splitlines()[0][:120]})"
     pairs = zip(named, found, expected, strict=True)
-    return next((name for name, one, other in pairs if not _alike(one, other)), "")
+    other = next((name for name, one, other in pairs if not _alike(one, other)), "")
+    return f"its recording gives parameter {other!r} another gradient" if other else ""
 
 
 def _gradients(outputs: Any, parameters: Sequence[nn.Parameter]) -> Gradients:

@@ -278,6 +278,8 @@ class Recorder(TorchFunctionMode):
         given = self._stands(args), self._stands(kwargs)
         with _pop_mode_temporarily(), self._unseen():
             result = original(module, *plainly(args), **plainly(kwargs))
+        if any(type(leaf) in (int, float) for leaf in tree_leaves(result)):
+            raise NotRecordable(f"{name!r} gives a number that may come of a tensor's contents")
         self._note(self._add(Op("module", name, *given, grad=torch.is_grad_enabled())), result)
         return result
 

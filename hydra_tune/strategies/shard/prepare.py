@@ -105,7 +105,8 @@ def examine(training: Training, profiles: Path, rows: int | None = None, beside:
     captured = capture(model, pilot, batches=())
     found = load_profile(profiles, _key(training, captured, parts, batch, beside))
     if found is None:
-        captured = capture(model, pilot, [batch.inputs, *_smaller_batches(training), pilot])
+        checked = [batch.inputs, *_other_rows(training, rows), *_smaller_batches(training), pilot]
+        captured = capture(model, pilot, checked)
         # What does not pass the check is captured in larger nodes, and known by those.
         found = load_profile(profiles, _key(training, captured, parts, batch, beside))
     if found is None:
@@ -287,6 +288,14 @@ def _profiled(
         lambda outputs: batch_loss(candidate, outputs, batch.targets), _pilot_optimizer(parts), candidate.split_points,
         timed_in,
     )  # fmt: skip
+
+
+def _other_rows(training: Training, rows: int | None) -> list[Any]:
+    """Return the inputs of the first batch's last `rows` rows, in a list: the pilot may have all of the first ones."""
+    if rows is None:
+        return []
+    inputs, whole = training.batches.fetch(0, 0)[0], training.batches.rows_at(0)
+    return [some_rows(inputs, whole, whole - rows, whole)] if rows < whole else []
 
 
 def _smaller_batches(training: Training) -> list[Any]:
