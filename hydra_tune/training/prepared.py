@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +35,9 @@ FINGERPRINT_NUMBERS = 4096
 
 
 _BUILT_CLASSES = "built classes"
-_OWN_PACKAGES = ("torch", "hydra_tune", "__main__")
+_NO_LIBRARIES = ("torch", "hydra_tune")
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of installed packages."""
 logger = logging.getLogger(__name__)
 
 
@@ -242,11 +245,15 @@ def build_for_libraries(context: WorkerContext, model: nn.Module, origin: Origin
 
 
 def _classes(model: nn.Module) -> set[str]:
-    """Return the names of the classes of a model's modules that are neither torch's nor this package's."""
+    """Return the names of the classes of a model's modules that come from installed packages other than torch."""
     kinds = {type(module) for module in model.modules()}
-    return {
-        f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind.__module__.split(".")[0] not in _OWN_PACKAGES
-    }  # fmt: skip
+    return {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if _is_of_library(kind.__module__)}
+
+
+@functools.cache
+def _is_of_library(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return module.split(".")[0] not in _NO_LIBRARIES and not _INSTALLED.isdisjoint(Path(file).parts)
 
 
 def tensor_files(context: WorkerContext) -> TensorFiles:

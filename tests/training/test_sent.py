@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import hydra_tune as ht
 from hydra_tune.core.errors import CandidateError
+from hydra_tune.training import prepared as prepared_module
 from hydra_tune.training.prepared import Origin, Prepared, fingerprint, packed_candidate, prepare, receive
 from hydra_tune.training.remote_trial import TrialInfo
 from hydra_tune.training.sent import packed_for_workers, shapes_of_parameters, unpacked_in_worker
@@ -53,7 +54,11 @@ def worker(folder: Path, builds: list[str], make: Any = made) -> Any:
     return SimpleNamespace(setup=setup, cache={"build": build}, unit="")
 
 
-def test_a_worker_that_has_only_copies_builds_once_for_the_libraries(tmp_path: Path) -> None:
+def test_a_worker_that_has_only_copies_builds_once_for_the_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The module of this file stands for an installed package.
+    monkeypatch.setattr(prepared_module, "_is_of_library", lambda name: name == __name__)
     builder = worker(tmp_path, [])
     prepared = prepare(builder, made(), ORIGIN)
     parcel = packed_candidate(builder, prepared)
