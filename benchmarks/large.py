@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -29,8 +30,10 @@ KEYS = ("makespan_vs_bound", "devices_busy", "start_in_batches")
 MEMORY = "96MiB"
 GRACE = 1.0
 """Seconds of a trial's start that are not counted in batches."""
-TRAINING = ("train", "forward", "forward-backward", "backward", "step", "commit")
-WIDTH, HEADS, LENGTH, ROWS, BATCH = 384, 6, 128, 128, 8
+TRAINING = ("forward", "backward", "step", "commit", "evaluate")
+WIDTH = int(os.environ.get("WIDTH", "384"))
+"""Width of the GPT-2, a multiple of 6."""
+HEADS, LENGTH, ROWS, BATCH = 6, 128, 128, 8
 
 
 def build(trial: Any) -> Any:
@@ -104,7 +107,7 @@ def _start(units: Sequence[Any], trained: Sequence[Any], number: int) -> float:
     built = max(unit.started + unit.seconds for unit in units if unit.number == number and unit.kind == "build")
     own = [unit for unit in trained if unit.number == number]
     first = min(unit.started for unit in own)
-    batch = sum(unit.seconds for unit in own) / sum(unit.kind == "forward-backward" for unit in own)
+    batch = sum(unit.seconds for unit in own) / sum(unit.kind == "forward" and unit.shard == 0 for unit in own)
     waited = max(0.0, first - built - _both_busy(trained, number, built, first) - GRACE)
     return waited / batch
 
