@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hydra_tune as ht
 from hydra_tune.core.errors import CandidateError
+from hydra_tune.strategies.shard.prepare import observe_candidate
 from tests.strategies.shard.models import assert_same, candidate, finish, finish_in_shards, in_shards, start
 from tests.strategies.shard.test_exactness import equal_in_shards
 
@@ -195,6 +196,14 @@ def test_hooks_set_in_the_forward_are_set_in_each_worker(tmp_path: Path) -> None
         sharded.rebuild = build
         finish_in_shards(sharded, seconds=0.0, anew=True)
         assert_same(sharded.state(), expected)
+
+
+def test_a_stored_observation_gives_parameters_their_other_dtype(tmp_path: Path) -> None:
+    for _ in range(2):  # the second time it is read from the disk
+        model = Retyped().double()
+        found = observe_candidate(start(candidate(model=model)), tmp_path)
+        assert {name for name, _ in found.observed.retyped} == {"b.weight", "b.bias"}
+        assert model.b.weight.dtype is torch.float32
 
 
 def transposed() -> nn.Module:
