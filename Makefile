@@ -22,8 +22,9 @@ test: $(STAMP) ## Run all tests (about ten minutes on two cores)
 quick: $(STAMP) ## Run the smoke tests (under 45 seconds)
 	@$(BIN)/python -m pytest -q -m smoke -n 2 --dist loadfile
 
+MODELS ?= all
 zoo: $(STAMP) ## Train every model of the zoo in shards, and write docs/models.md (about three minutes)
-	@HYDRA_TUNE_ZOO=all $(BIN)/python -m pytest -q tests/zoo
+	@HYDRA_TUNE_ZOO="$(MODELS)" $(BIN)/python -m pytest -q tests/zoo
 
 check: lint test ## Lint, type-check and test, as CI does
 

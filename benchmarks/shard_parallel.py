@@ -87,7 +87,7 @@ class Run:
     """Recorded training steps of a search."""
 
     def __init__(self, name: str, folder: str) -> None:
-        training = ("train", "forward", "forward-backward", "backward", "step", "commit")
+        training = ("train", "forward", "backward", "step", "commit")
         on_devices = (unit for unit in searched(name, folder) if unit.device and unit.device.startswith("cpu:"))
         self.trained = [unit for unit in on_devices if unit.kind in training]
         begun = min(unit.started for unit in self.trained)
@@ -109,7 +109,9 @@ class Run:
     @property
     def residency(self) -> float:
         """Share of batches whose device trained the same trial in the previous batch."""
-        batches = sorted((u for u in self.trained if u.kind == "forward-backward"), key=lambda unit: unit.started)
+        batches = sorted(
+            (u for u in self.trained if u.kind == "forward" and u.shard == 0), key=lambda unit: unit.started
+        )
         same, last = [], dict[str, int]()
         for unit in batches:
             if unit.device in last:

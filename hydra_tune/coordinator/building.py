@@ -123,7 +123,7 @@ class Building:
         return result
 
     def _waits(self, worker: int | None, parcel: bytes | None = None) -> Candidacy:
-        return Candidacy(worker, parcel, held=worker is not None and worker == self.engine.builder)
+        return Candidacy(worker, parcel, held=worker is not None and self.engine.is_builder(worker))
 
     def _learn(self, built: Built) -> None:
         """Record from the first build what `build` returns."""

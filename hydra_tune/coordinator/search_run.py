@@ -147,7 +147,14 @@ class Search:
             slots_alone=1 if self._strategy.gangs else SLOTS,
             warm=_imported_ahead(self._strategy) if self.source.uses_torch() else {},
             processes=self.processes,
+            builders=self._builders,
         )
+
+    @property
+    def _builders(self) -> int:
+        """Most builders: two where trials take turns and each is cut before it trains, so that devices start sooner."""
+        cuts = self._strategy.builds_apart and not (self._strategy.spans_devices or self._strategy.gangs)
+        return min(2, len(self.devices)) if cuts else 1
 
     def _trial_runner(self, engine: Engine, source_file: str) -> TrialRunner:
         return TrialRunner(

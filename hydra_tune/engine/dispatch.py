@@ -27,16 +27,20 @@ Send: TypeAlias = Callable[[WorkerState, Job, Seat | None], None]
 class Dispatch:
     """The waiting jobs of an engine, and the order in which workers get them."""
 
-    def __init__(self, pool: WorkerPool, policy: Policy, *, slots: int, slots_alone: int | None, send: Send) -> None:
+    def __init__(
+        self, pool: WorkerPool, policy: Policy, *, slots: int, slots_alone: int | None, builders: int, send: Send
+    ) -> None:
         """`send` sends a unit to the worker that was chosen for it, for a member of a gang with its seat.
 
-        `slots_alone` replaces `slots` while only one trial has units.
+        `slots_alone` replaces `slots` while only one trial has units. A further builder starts, up to `builders`, when
+        a unit for any of them waits and all are busy.
         """
         self._pool = pool
         self._ready = ReadyUnits(policy)
         self._seats = Seats()
         self._slots = slots
         self._slots_alone = slots if slots_alone is None else slots_alone
+        self._builders = builders
         self._send = send
         self._waiting: dict[Hashable, Job] = {}
         self._ids = itertools.count()
@@ -145,6 +149,10 @@ class Dispatch:
     def _start_needed_workers(self) -> None:
         free = [job for job in self._waiting.values() if job.unit.role is Role.DEVICE and job.unit.worker is None]
         self._pool.start_devices(len(free) - sum(not worker.jobs for worker in self._pool.of_role(Role.DEVICE)))
+        builders = self._pool.of_role(Role.BUILDER)
+        unbound = any(job.unit.role is Role.BUILDER and job.unit.worker is None for job in self._waiting.values())
+        if unbound and len(builders) < self._builders and all(worker.jobs for worker in builders):
+            self._pool.start_builder()
 
     def _hand_out_ahead(self, worker: WorkerState) -> None:
         """Queue units bound to this worker there in advance, in order, so that it runs them without the coordinator."""

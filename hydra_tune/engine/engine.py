@@ -49,13 +49,14 @@ class Engine:
         slots_alone: int | None = None,
         warm: Mapping[Role, Sequence[str]] | None = None,
         processes: Callable[[Sequence[str]], Processes] = LocalProcesses,
+        builders: int = 1,
     ) -> None:
         """Start `expect` workers, the number of units likely to be ready at once; others start when needed.
 
         With `slots=1` a worker gets its next unit only when it is idle. A policy that prefers to stay with a trial can
         then wait for that trial's next unit, and no trial in stages waits behind a unit of another trial that was
         handed out too early. `slots_alone` applies while only one trial has units. Workers of each role import the
-        modules in `warm` before their first unit.
+        modules in `warm` before their first unit. Up to `builders` workers serve units that need no device.
         """
         self.devices = tuple(devices)
         self.observer = observer
@@ -66,7 +67,9 @@ class Engine:
             on_message=self._on_message, on_lost=self._on_lost, source=processes,
         )  # fmt: skip
         self._workers = self._pool.workers
-        self._dispatch = Dispatch(self._pool, policy, slots=slots, slots_alone=slots_alone, send=self._send)
+        self._dispatch = Dispatch(
+            self._pool, policy, slots=slots, slots_alone=slots_alone, builders=builders, send=self._send
+        )
         self._pauses = Pauses()
         self._freed = asyncio.Event()
         """Set when an attempt frees device memory."""
@@ -183,10 +186,9 @@ class Engine:
         self._dispatch.remeasure(memory)
         self._dispatch.soon()
 
-    @property
-    def builder(self) -> int | None:
-        """Worker id of the builder, or None."""
-        return next((worker.id for worker in self._pool.of_role(Role.BUILDER)), None)
+    def is_builder(self, worker: int) -> bool:
+        """True if the worker is a builder that runs."""
+        return any(builder.id == worker for builder in self._pool.of_role(Role.BUILDER))
 
     def room(self, attempt: str) -> tuple[int, ...]:
         """Return the bytes of each device, in device order, that other attempts are known to leave free."""

@@ -102,9 +102,13 @@ class WorkerPool:
             self._start(Role.DEVICE, device)
 
     def ensure_builder(self) -> None:
-        """Start the builder unless it runs."""
+        """Start a builder unless one runs."""
         if not self.of_role(Role.BUILDER):
-            self._start(Role.BUILDER, Device("builder", "cpu", memory=0, threads=self.devices[0].threads))
+            self.start_builder()
+
+    def start_builder(self) -> None:
+        """Start one more builder; all go by the same name."""
+        self._start(Role.BUILDER, Device("builder", "cpu", memory=0, threads=self.devices[0].threads))
 
     def warm_up(self, warm: Mapping[Role, Sequence[str]]) -> None:
         """Make workers that start from now on import these modules too."""

@@ -27,6 +27,7 @@ from hydra_tune.core.trees import call_model
 from hydra_tune.graph.layers import is_leaf
 from hydra_tune.graph.module_attributes import attributes_of, restore_attributes
 from hydra_tune.graph.program import FAILED_AT, Attribute, Op, Program, Ref, attribute, leaves
+from hydra_tune.graph.recorded_gradients import other_gradients
 from hydra_tune.graph.recorded_trees import holds_tensors
 from hydra_tune.graph.recorder import DecidesByContents, NotRecordable, Recorder
 
@@ -83,7 +84,9 @@ def capture(model: nn.Module, pilot: Any, batches: Sequence[Any]) -> Captured:
         began = time.perf_counter()
         draws = _draws_outside_torch(model, pilot)
         limit = MOST_SECONDS + MOST_RUNS * (time.perf_counter() - began)
-        if draws:
+        if model._backward_hooks or model._backward_pre_hooks:
+            reason = "the model itself has backward hooks, which a recording would not run"
+        elif draws:
             reason = "its forward draws numbers from Python's or NumPy's generators, which a recording would fix"
         else:
             program, reason = _Search(model, names, pilot, batches, began + limit).program()
@@ -113,7 +116,7 @@ class _Search:
             if program is not None:
                 reason, at = _difference(program, self.model, self.batches, exact=not self.traced)
                 if not reason:
-                    return _sendable(program)
+                    return self._with_same_gradients(program)
                 culprit = _next_to_close(self.model, self.closed) if at is None else self.within[at]
             first = first or (f"{reason} (in {culprit})" if culprit else reason)
             if not culprit or len(self.closed) == MOST_CLOSED:
@@ -122,6 +125,15 @@ class _Search:
                 return None, f"{first}, and finding all modules that cannot be cut takes too long"
             logger.info("module %r is not cut inside: %s", culprit, reason)
             self.closed.add(culprit)
+
+    def _with_same_gradients(self, program: Program) -> tuple[Program | None, str]:
+        """Return a program whose outputs are the model's, if its gradients are too and it can be sent to a worker."""
+        for inputs in self.batches[-1:]:
+            with untouched(self.model), _in_mode(self.model, True):
+                differs = other_gradients(program, self.model, inputs)
+            if differs:
+                return None, differs
+        return _sendable(program)
 
     def _recorded(self) -> tuple[Program | None, str, str]:
         """Return the program; else None, the reason, and the module to call as a whole in the next try."""

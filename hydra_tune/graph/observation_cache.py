@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from hydra_tune.core.measurements import keep, kept
 from hydra_tune.graph.costs import as_json, from_json
 from hydra_tune.graph.observe import Observation, Observed, ObservedNode
@@ -17,8 +19,9 @@ def load_observation(directory: Path, key: str) -> Observation | None:
         return None
     try:
         nodes = tuple(ObservedNode(name, tuple(used), tuple(calls)) for name, used, calls in stored["observed"])
+        retyped = tuple((name, getattr(torch, dtype)) for name, dtype in stored["retyped"])
         return Observation(
-            Observed(nodes, stored["mixed"], tuple(stored["rewritten"]), stored["late"]),
+            Observed(nodes, stored["mixed"], tuple(stored["rewritten"]), stored["late"], retyped),
             from_json(stored["nodes"]), state_from_json(stored["state"]),
             stored["input_bytes"], stored["changes_buffers"], stored["draws"],
         )  # fmt: skip
@@ -31,6 +34,7 @@ def keep_observation(directory: Path, key: str, found: Observation) -> None:
     document = {
         "observed": [[node.name, node.parameters, node.calls] for node in found.observed.nodes],
         "rewritten": found.observed.rewritten, "late": found.observed.late, "mixed": found.observed.mixed,
+        "retyped": [[name, str(dtype).removeprefix("torch.")] for name, dtype in found.observed.retyped],
         "nodes": as_json(found.nodes), "state": state_to_json(found.state),
         "input_bytes": found.input_bytes, "changes_buffers": found.changes_buffers, "draws": found.draws,
     }  # fmt: skip

@@ -62,6 +62,8 @@ class Observed:
     late: bool = False
     """True if steps must wait for the end of the backward: a gradient may come in parts, or be followed by another look
     at its parameter (modules that run in the backward, backward hooks of modules)."""
+    retyped: tuple[tuple[str, torch.dtype], ...] = ()
+    """Parameters that the first forward gives another dtype, as routers of experts do, and that dtype."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,13 @@ def observe(
     nodes, costs = pilot.described(counted, timed, groups, preferred)
     late = pilot.looks_again or pilot.steps.repeated
     return Observation(
-        Observed(nodes, mixed, tuple(pilot.rewritten), late), costs, pilot.steps.state, bytes_of(batch),
-        counted.changes_buffers, counted.draws,
-    )  # fmt: skip
+        Observed(nodes, mixed, tuple(pilot.rewritten), late, tuple(pilot.retyped.items())),
+        costs,
+        pilot.steps.state,
+        bytes_of(batch),
+        counted.changes_buffers,
+        counted.draws,
+    )
 
 
 def _timed(pilot: _Pilot, counted: PilotRun) -> PilotRun:
@@ -163,6 +169,8 @@ class _Pilot:
         them."""
         self.rewritten: dict[str, None] = {}
         """Parameters that the forward changes."""
+        self.retyped: dict[str, torch.dtype] = {}
+        """Parameters that have another dtype after the forward."""
         self.looks_again = any(m._backward_hooks or m._backward_pre_hooks for m in model.modules())
         """True if the backward may read parameters whose gradients are complete: it runs modules or their hooks."""
         self._run = PilotRun([])
@@ -180,6 +188,8 @@ class _Pilot:
         finally:
             with torch.no_grad():
                 for name, tensor in there.items():
+                    if self.parameters[name].dtype != tensor.dtype:
+                        self.retyped[name] = self.parameters[name].dtype
                     if self.parameters[name].data_ptr() != tensor.data_ptr():
                         # User code has put another tensor in its place: `parameter.data = ...`.
                         self.parameters[name].data = tensor

@@ -61,6 +61,7 @@ _OF_NOTHING = {"arange", "ones", "zeros", "full", "eye", "tensor", "linspace", "
 """Functions that make a tensor from sizes and constants alone, the same one each time."""
 _AT_RANDOM = ("rand", "normal", "bernoulli", "dropout", "multinomial", "uniform", "exponential", "poisson", "empty")
 _KEEPS = {"__setitem__", "__delitem__"}
+_HOOKS = {"register_hook", "register_post_accumulate_grad_hook"}
 
 
 class NotRecordable(Exception):
@@ -217,6 +218,8 @@ class Recorder(TorchFunctionMode):
         """Refuse a result that depends on contents; keep as a check one that depends on sizes alone."""
         if name == "__set__":
             raise NotRecordable(f"an attribute of a tensor is set ({func.__self__.__name__})")
+        if name in _HOOKS or (name == "__get__" and func.__self__.__name__ == "grad_fn" and result is not None):
+            raise NotRecordable("it sets hooks on a tensor, or looks at how a tensor was made")
         if name not in _CONTENTS:
             return
         refs = [leaf for leaf in leaves((self._stands(args), self._stands(options))) if isinstance(leaf, Ref)]
@@ -275,6 +278,8 @@ class Recorder(TorchFunctionMode):
         given = self._stands(args), self._stands(kwargs)
         with _pop_mode_temporarily(), self._unseen():
             result = original(module, *plainly(args), **plainly(kwargs))
+        if any(type(leaf) in (int, float) for leaf in tree_leaves(result)):
+            raise NotRecordable(f"{name!r} gives a number that may come of a tensor's contents")
         self._note(self._add(Op("module", name, *given, grad=torch.is_grad_enabled())), result)
         return result
 

@@ -37,9 +37,14 @@ class Block:
         return tensors_on(memory) > own
 
     @property
+    def is_idle(self) -> bool:
+        """True if no step uses the block, and no thread moves it."""
+        return self.pins == 0 and not self.moving
+
+    @property
     def can_go(self) -> bool:
         """True if the block can be taken off the device now."""
-        return self.pins == 0 and not self.moving and not self.referred_to
+        return self.is_idle and not self.referred_to
 
 
 def tensors_on(memory: torch.Tensor) -> int:

@@ -242,10 +242,11 @@ class DeviceMemory:
         stored = files.find(key)
         if stored is None or (id(files), key) in self._blocks or files is not self.running:
             return False
+        lacking = self._used - sum(b.numel() for b in self._free) + stored.size + self._reserved - self.budget
+        if lacking <= 0:
+            return True
         rank = self._rank(Block(files, key, 0, due))
-        later = sum(b.size for b in self._blocks.values() if self._rank(b) > rank and b.can_go)
-        free = sum(buffer.numel() for buffer in self._free)
-        return self._used - later - free + stored.size + self._reserved <= self.budget
+        return lacking <= sum(b.size for b in self._blocks.values() if self._rank(b) > rank and b.can_go)
 
     # Called with the lock held
 
@@ -293,9 +294,10 @@ class DeviceMemory:
         if self._free:
             self._let_go(self._free.pop(0))
             return
-        idle = [block for block in self._blocks.values() if block.can_go]
-        if idle:
-            last = max(idle, key=self._rank)
+        idle = [block for block in self._blocks.values() if block.is_idle]
+        idle.sort(key=self._rank, reverse=True)
+        last = next((block for block in idle if block.can_go), None)
+        if last is not None:
             self._write(last)
             if last.can_go and not last.changed:
                 self._drop(last)

@@ -153,9 +153,14 @@ def build_again(context: WorkerContext, origin: Origin) -> Prepared:
     """Build a trial's candidate once more, in this worker: the seed is the same, and so are the parameters."""
     from hydra_tune.training.prepared import prepare
 
-    made = _build(context, origin.source_file, origin.info)
+    return prepare(context, rebuilt(context, origin.source_file, origin.info), origin)
+
+
+def rebuilt(context: WorkerContext, source_file: str, info: TrialInfo) -> Candidate:
+    """Call the build of a trial that is known to return a candidate."""
+    made = _build(context, source_file, info)
     assert _is_candidate(made)
-    return prepare(context, made, origin)
+    return made
 
 
 def _build(context: WorkerContext, source_file: str, info: TrialInfo, memory: ObjectiveMemory | None = None) -> Any:

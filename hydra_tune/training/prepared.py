@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,12 +26,19 @@ from hydra_tune.core.trees import call_model
 from hydra_tune.engine.transfer import TensorFiles, pack, unpack
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.training.batches import Batches
-from hydra_tune.training.builds import Blueprint
+from hydra_tune.training.builds import Blueprint, rebuilt
 from hydra_tune.training.candidate import Candidate, Dataset, Pinned, is_dataset
 from hydra_tune.training.remote_trial import TrialInfo
 
 FINGERPRINT_NUMBERS = 4096
 """Numbers of each parameter that go into a fingerprint, about."""
+
+
+_BUILT_CLASSES = "built classes"
+_NO_LIBRARIES = ("torch", "hydra_tune")
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of installed packages."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,7 @@ class Prepared:
 
 def prepare(context: WorkerContext, candidate: Candidate, origin: Origin | None = None) -> Prepared:
     """Load and check the data of a candidate that was just built."""
+    context.cache.setdefault(_BUILT_CLASSES, set()).update(_classes(candidate.model))
     pinned = isinstance(candidate.train, Pinned)
     train = candidate.train if pinned else load_data(context, candidate.train)
     valid = None if candidate.valid is None else load_data(context, candidate.valid)
@@ -174,20 +184,28 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def lost_in_copies(model: nn.Module) -> str:
-    """Say what a pickled copy of a model would lack; empty where nothing is known."""
+def hooked_tensor(model: nn.Module) -> str:
+    """Return the name of a parameter or buffer that has a hook, which a pickled copy would lack; empty if none has."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
-            return f"{name!r} has a hook, which a copy would not have"
+            return name
     return ""
 
 
 def packed_candidate(context: WorkerContext, prepared: Prepared) -> bytes:
     """Pack a candidate with its data. Raises CandidateError where a copy would not be the same."""
-    lost = lost_in_copies(prepared.candidate.model)
-    if lost:
-        raise CandidateError(f"the candidate cannot be sent to a device: {lost}", "use strategy whole or shard")
+    check_copies(prepared.candidate.model)
     return pack_here(context, prepared)
+
+
+def check_copies(model: nn.Module) -> None:
+    """Raise CandidateError where a pickled copy of a model would lack something."""
+    hooked = hooked_tensor(model)
+    if hooked:
+        raise CandidateError(
+            f"the candidate cannot be sent to a device: {hooked!r} has a hook, which a copy would not have",
+            "use strategy whole or shard",
+        )
 
 
 def pack_here(context: WorkerContext, thing: Any) -> bytes:
@@ -201,11 +219,41 @@ def pack_here(context: WorkerContext, thing: Any) -> bytes:
         ) from error
 
 
-def receive(parcel: bytes) -> Prepared:
+def receive(context: WorkerContext, parcel: bytes) -> Prepared:
     """Unpack the candidate that the builder packed."""
     prepared = unpack(parcel)
     assert isinstance(prepared, Prepared)
+    build_for_libraries(context, prepared.candidate.model, prepared.origin)
     return prepared
+
+
+def build_for_libraries(context: WorkerContext, model: nn.Module, origin: Origin | None) -> None:
+    """Call a candidate's build once in a worker that has only a copy of the candidate, and drop what it makes.
+
+    Libraries note facts about a class when its first object is made (transformers: which outputs can be recorded), and
+    look them up in the forward. A copy is not made by its class: in a worker without such an object they lack.
+    """
+    known: set[str] = context.cache.setdefault(_BUILT_CLASSES, set())
+    missing = _classes(model) - known
+    if not missing or origin is None:
+        return
+    try:
+        rebuilt(context, origin.source_file, origin.info)
+    except Exception as error:  # noqa: BLE001 - user code; the copy is complete for most models
+        logger.info("the candidate cannot be built again where a copy of it trains: %s", error)
+    known |= missing
+
+
+def _classes(model: nn.Module) -> set[str]:
+    """Return the names of the classes of a model's modules that come from installed packages other than torch."""
+    kinds = {type(module) for module in model.modules()}
+    return {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if _is_of_library(kind.__module__)}
+
+
+@functools.cache
+def _is_of_library(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return module.split(".")[0] not in _NO_LIBRARIES and not _INSTALLED.isdisjoint(Path(file).parts)
 
 
 def tensor_files(context: WorkerContext) -> TensorFiles:

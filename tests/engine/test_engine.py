@@ -204,6 +204,27 @@ def test_two_devices_run_two_units_at_once(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_second_builder_starts_where_a_unit_waits_for_the_first(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with engine(tmp_path, builders=2) as (running, _):
+            gate = str(tmp_path / "gate")
+            both = [
+                asyncio.create_task(running.run(unit(wait_for, gate + str(i), trial=i, role=Role.BUILDER)))
+                for i in range(2)
+            ]
+            # Each waits for a file that appears only once both have started.
+            while not all(os.path.exists(f"{gate}{i}.started") for i in range(2)):
+                await asyncio.sleep(0.01)
+            for i in range(2):
+                Path(gate + str(i)).touch()
+            one, other = await asyncio.gather(*both)
+            assert one.worker != other.worker
+            assert running.is_builder(one.worker)
+            assert running.is_builder(other.worker)
+
+    asyncio.run(main())
+
+
 def test_a_killed_worker_loses_its_units_and_is_replaced(tmp_path: Path) -> None:
     async def main() -> None:
         async with engine(tmp_path, devices=1) as (running, record):

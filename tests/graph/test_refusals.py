@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hydra_tune.graph.capture import capture, untouched
+from hydra_tune.graph.recorded_gradients import other_gradients
 
 pytestmark = pytest.mark.smoke
 
@@ -69,12 +70,66 @@ class Attributes(nn.Module):
         return h
 
 
+class Counts(nn.Module):
+    """Gives a number that it has read from a tensor, as routers of experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return x, int((self.gate(x) > 0).sum())
+
+
+class Divides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.counts, self.second = nn.Linear(4, 4), Counts(), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, number = self.counts(self.first(x))
+        return torch.cat([self.second(h[:number]), h[number:]])
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))  # type: ignore[no-any-return]
+
+
+class HooksATensor(Plain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        if h.requires_grad:
+            h.register_hook(lambda gradient: gradient * 2)
+        return self.second(h)  # type: ignore[no-any-return]
+
+
+def test_a_number_that_a_module_has_read_from_a_tensor_is_not_taken_for_a_constant() -> None:
+    pilot = torch.randn(3, 4)
+    captured = capture(Divides(), pilot, [pilot])
+    assert len(captured.nodes) == 1
+    assert captured.whole_because.startswith("an index of a tensor's contents") or "int()" in captured.whole_because
+
+
+def test_other_gradients_are_found() -> None:
+    inputs = torch.randn(3, 4)
+    program = capture(Plain(), inputs, [inputs]).program
+    assert not other_gradients(program, Plain(), inputs)
+    assert "'first.weight' another gradient" in other_gradients(program, HooksATensor(), inputs)
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
         (Choosing, "its forward draws numbers from Python's or NumPy's generators, which a recording would fix"),
         (OfItself, "CheckpointFunction is given a function, whose tensors a recording would not see"),
         (Attributes, "an attribute of a tensor is set (data)"),
+        (HooksATensor, "it sets hooks on a tensor, or looks at how a tensor was made"),
     ],
 )
 def test_the_reason_is_said_in_words(model: Any, said: str) -> None:

@@ -30,7 +30,7 @@ def tokens(seed: int, rows: int = ROWS, low: int = 3) -> torch.Tensor:
     return torch.randint(low, VOCABULARY, (rows, TOKENS), generator=torch.Generator().manual_seed(seed))
 
 
-def _rows(batch: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
+def rows_of(batch: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
     return [{name: tensor[row] for name, tensor in batch.items()} for row in range(ROWS)]
 
 
@@ -39,7 +39,7 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _language(kind: str, config: str, **fields: Any) -> Any:
+def language(kind: str, config: str, **fields: Any) -> Any:
     """A causal language model, or any that takes `input_ids` and `labels` of the same shape."""
 
     def made() -> tuple[nn.Module, list[dict[str, Any]]]:
@@ -47,12 +47,12 @@ def _language(kind: str, config: str, **fields: Any) -> Any:
 
         settings = getattr(transformers, config)(**_given({**COMMON, **fields}))
         ids = tokens(1)
-        return getattr(transformers, kind)(settings), _rows({"input_ids": ids, "labels": ids})
+        return getattr(transformers, kind)(settings), rows_of({"input_ids": ids, "labels": ids})
 
     return made
 
 
-def _classifier(kind: str, config: str, **fields: Any) -> Any:
+def classifier(kind: str, config: str, **fields: Any) -> Any:
     def made() -> tuple[nn.Module, list[dict[str, Any]]]:
         import transformers
 
@@ -63,12 +63,12 @@ def _classifier(kind: str, config: str, **fields: Any) -> Any:
             "attention_mask": torch.ones(ROWS, TOKENS).long(),
         }
         batch["attention_mask"][:, -2:] = 0
-        return getattr(transformers, kind)(settings), _rows(batch)
+        return getattr(transformers, kind)(settings), rows_of(batch)
 
     return made
 
 
-def _sequences(kind: str, config: str, **fields: Any) -> Any:
+def sequences(kind: str, config: str, **fields: Any) -> Any:
     """An encoder and a decoder."""
 
     def made() -> tuple[nn.Module, list[dict[str, Any]]]:
@@ -77,25 +77,27 @@ def _sequences(kind: str, config: str, **fields: Any) -> Any:
         settings = getattr(transformers, config)(
             **{"vocab_size": VOCABULARY, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, **fields}
         )
-        return getattr(transformers, kind)(settings), _rows({"input_ids": tokens(3), "labels": tokens(4)[:, :7]})
+        return getattr(transformers, kind)(settings), rows_of({"input_ids": tokens(3), "labels": tokens(4)[:, :7]})
 
     return made
 
 
-def _images(kind: str, config: str, size: int = 32, channels: int = 3, **fields: Any) -> Any:
+def images(kind: str, config: str, size: int = 32, channels: int = 3, **fields: Any) -> Any:
     def made() -> tuple[nn.Module, list[dict[str, Any]]]:
         import transformers
 
         settings = getattr(transformers, config)(**{"num_labels": 3, **fields})
         pixels = torch.randn(ROWS, channels, size, size, generator=torch.Generator().manual_seed(5))
-        return getattr(transformers, kind)(settings), _rows({"pixel_values": pixels, "labels": torch.arange(ROWS) % 3})
+        return getattr(transformers, kind)(settings), rows_of(
+            {"pixel_values": pixels, "labels": torch.arange(ROWS) % 3}
+        )
 
     return made
 
 
-_SMALL = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
-_VIT = {**_SMALL, "image_size": 32, "patch_size": 8}
-_BART = {
+SMALL = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+_VIT = {**SMALL, "image_size": 32, "patch_size": 8}
+BART = {
     "d_model": 16,
     "encoder_layers": 2,
     "decoder_layers": 2,
@@ -106,11 +108,11 @@ _BART = {
     "max_position_embeddings": 32,
     "bos_token_id": 2,
 }
-_T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
 
 HUGGING_FACE: Zoo = {
-    "GPT-2": _language("GPT2LMHeadModel", "GPT2Config", n_embd=16, n_layer=3, n_head=2, n_positions=32),
-    "GPT-Neo": _language(
+    "GPT-2": language("GPT2LMHeadModel", "GPT2Config", n_embd=16, n_layer=3, n_head=2, n_positions=32),
+    "GPT-Neo": language(
         "GPTNeoForCausalLM",
         "GPTNeoConfig",
         num_hidden_layers=2,
@@ -119,11 +121,11 @@ HUGGING_FACE: Zoo = {
         attention_types=[[["global", "local"], 1]],
         window_size=4,
     ),
-    "GPT-NeoX": _language("GPTNeoXForCausalLM", "GPTNeoXConfig"),
-    "GPT-J": _language("GPTJForCausalLM", "GPTJConfig", n_embd=16, n_layer=2, n_head=2, n_positions=32, rotary_dim=4),
-    "Llama": _language("LlamaForCausalLM", "LlamaConfig", num_key_value_heads=1),
-    "Mistral": _language("MistralForCausalLM", "MistralConfig", num_key_value_heads=1),
-    "Mixtral": _language(
+    "GPT-NeoX": language("GPTNeoXForCausalLM", "GPTNeoXConfig"),
+    "GPT-J": language("GPTJForCausalLM", "GPTJConfig", n_embd=16, n_layer=2, n_head=2, n_positions=32, rotary_dim=4),
+    "Llama": language("LlamaForCausalLM", "LlamaConfig", num_key_value_heads=1),
+    "Mistral": language("MistralForCausalLM", "MistralConfig", num_key_value_heads=1),
+    "Mixtral": language(
         "MixtralForCausalLM",
         "MixtralConfig",
         num_key_value_heads=1,
@@ -131,29 +133,29 @@ HUGGING_FACE: Zoo = {
         num_experts_per_tok=2,
         experts_implementation="eager",
     ),
-    "Qwen2": _language("Qwen2ForCausalLM", "Qwen2Config", num_key_value_heads=1),
-    "Gemma": _language("GemmaForCausalLM", "GemmaConfig", num_key_value_heads=1, head_dim=8),
-    "Phi": _language("PhiForCausalLM", "PhiConfig"),
-    "OPT": _language("OPTForCausalLM", "OPTConfig", ffn_dim=24, word_embed_proj_dim=16),
-    "Bloom": _language("BloomForCausalLM", "BloomConfig", n_layer=2, n_head=2),
-    "Falcon": _language("FalconForCausalLM", "FalconConfig"),
-    "Mamba": _language("MambaForCausalLM", "MambaConfig", state_size=4, conv_kernel=2),
-    "BERT": _classifier("BertForSequenceClassification", "BertConfig"),
-    "BERT (masked)": _language("BertForMaskedLM", "BertConfig"),
-    "RoBERTa": _classifier("RobertaForSequenceClassification", "RobertaConfig"),
-    "DistilBERT": _classifier(
+    "Qwen2": language("Qwen2ForCausalLM", "Qwen2Config", num_key_value_heads=1),
+    "Gemma": language("GemmaForCausalLM", "GemmaConfig", num_key_value_heads=1, head_dim=8),
+    "Phi": language("PhiForCausalLM", "PhiConfig"),
+    "OPT": language("OPTForCausalLM", "OPTConfig", ffn_dim=24, word_embed_proj_dim=16),
+    "Bloom": language("BloomForCausalLM", "BloomConfig", n_layer=2, n_head=2),
+    "Falcon": language("FalconForCausalLM", "FalconConfig"),
+    "Mamba": language("MambaForCausalLM", "MambaConfig", state_size=4, conv_kernel=2),
+    "BERT": classifier("BertForSequenceClassification", "BertConfig"),
+    "BERT (masked)": language("BertForMaskedLM", "BertConfig"),
+    "RoBERTa": classifier("RobertaForSequenceClassification", "RobertaConfig"),
+    "DistilBERT": classifier(
         "DistilBertForSequenceClassification", "DistilBertConfig", dim=16, n_layers=2, n_heads=2, hidden_dim=24
     ),
-    "ALBERT": _classifier("AlbertForSequenceClassification", "AlbertConfig", embedding_size=8),
-    "ELECTRA": _classifier("ElectraForSequenceClassification", "ElectraConfig", embedding_size=8),
-    "DeBERTa": _classifier(
+    "ALBERT": classifier("AlbertForSequenceClassification", "AlbertConfig", embedding_size=8),
+    "ELECTRA": classifier("ElectraForSequenceClassification", "ElectraConfig", embedding_size=8),
+    "DeBERTa": classifier(
         "DebertaForSequenceClassification", "DebertaConfig", relative_attention=True, pos_att_type=["c2p", "p2c"]
     ),
-    "DeBERTa-v2": _classifier(
+    "DeBERTa-v2": classifier(
         "DebertaV2ForSequenceClassification", "DebertaV2Config", relative_attention=True, pos_att_type=["c2p", "p2c"]
     ),
-    "MPNet": _classifier("MPNetForSequenceClassification", "MPNetConfig"),
-    "XLNet": _classifier(
+    "MPNet": classifier("MPNetForSequenceClassification", "MPNetConfig"),
+    "XLNet": classifier(
         "XLNetForSequenceClassification",
         "XLNetConfig",
         max_position_embeddings=None,
@@ -162,7 +164,7 @@ HUGGING_FACE: Zoo = {
         n_head=2,
         d_inner=24,
     ),
-    "Funnel": _classifier(
+    "Funnel": classifier(
         "FunnelForSequenceClassification",
         "FunnelConfig",
         num_hidden_layers=None,
@@ -172,18 +174,18 @@ HUGGING_FACE: Zoo = {
         d_head=8,
         d_inner=24,
     ),
-    "SqueezeBERT": _classifier("SqueezeBertForSequenceClassification", "SqueezeBertConfig", embedding_size=16),
-    "FNet": _classifier("FNetForSequenceClassification", "FNetConfig"),
-    "T5": _sequences("T5ForConditionalGeneration", "T5Config", **_T5),
-    "mT5": _sequences("MT5ForConditionalGeneration", "MT5Config", **_T5),
-    "BART": _sequences("BartForConditionalGeneration", "BartConfig", **_BART),
-    "Pegasus": _sequences("PegasusForConditionalGeneration", "PegasusConfig", **_BART),
-    "Marian": _sequences("MarianMTModel", "MarianConfig", **_BART),
-    "M2M-100": _sequences("M2M100ForConditionalGeneration", "M2M100Config", **_BART),
-    "ViT": _images("ViTForImageClassification", "ViTConfig", **_VIT),
-    "DeiT": _images("DeiTForImageClassification", "DeiTConfig", **_VIT),
-    "BEiT": _images("BeitForImageClassification", "BeitConfig", **_VIT),
-    "DINOv2": _images(
+    "SqueezeBERT": classifier("SqueezeBertForSequenceClassification", "SqueezeBertConfig", embedding_size=16),
+    "FNet": classifier("FNetForSequenceClassification", "FNetConfig"),
+    "T5": sequences("T5ForConditionalGeneration", "T5Config", **T5),
+    "mT5": sequences("MT5ForConditionalGeneration", "MT5Config", **T5),
+    "BART": sequences("BartForConditionalGeneration", "BartConfig", **BART),
+    "Pegasus": sequences("PegasusForConditionalGeneration", "PegasusConfig", **BART),
+    "Marian": sequences("MarianMTModel", "MarianConfig", **BART),
+    "M2M-100": sequences("M2M100ForConditionalGeneration", "M2M100Config", **BART),
+    "ViT": images("ViTForImageClassification", "ViTConfig", **_VIT),
+    "DeiT": images("DeiTForImageClassification", "DeiTConfig", **_VIT),
+    "BEiT": images("BeitForImageClassification", "BeitConfig", **_VIT),
+    "DINOv2": images(
         "Dinov2ForImageClassification",
         "Dinov2Config",
         hidden_size=16,
@@ -192,7 +194,7 @@ HUGGING_FACE: Zoo = {
         image_size=32,
         patch_size=8,
     ),
-    "Swin": _images(
+    "Swin": images(
         "SwinForImageClassification",
         "SwinConfig",
         image_size=32,
@@ -202,13 +204,13 @@ HUGGING_FACE: Zoo = {
         num_heads=[1, 2],
         window_size=2,
     ),
-    "ConvNeXt": _images(
+    "ConvNeXt": images(
         "ConvNextForImageClassification", "ConvNextConfig", hidden_sizes=[8, 12, 16, 20], depths=[1, 1, 1, 1]
     ),
-    "ResNet": _images(
+    "ResNet": images(
         "ResNetForImageClassification", "ResNetConfig", embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1]
     ),
-    "RegNet": _images(
+    "RegNet": images(
         "RegNetForImageClassification",
         "RegNetConfig",
         embedding_size=8,
@@ -216,8 +218,8 @@ HUGGING_FACE: Zoo = {
         depths=[1, 1],
         groups_width=8,
     ),
-    "MobileNet-v2": _images("MobileNetV2ForImageClassification", "MobileNetV2Config", depth_multiplier=0.25),
-    "SegFormer": _images(
+    "MobileNet-v2": images("MobileNetV2ForImageClassification", "MobileNetV2Config", depth_multiplier=0.25),
+    "SegFormer": images(
         "SegformerForImageClassification",
         "SegformerConfig",
         hidden_sizes=[8, 8, 16, 16],
@@ -225,7 +227,7 @@ HUGGING_FACE: Zoo = {
         num_attention_heads=[1, 1, 2, 2],
         decoder_hidden_size=16,
     ),
-    "PoolFormer": _images(
+    "PoolFormer": images(
         "PoolFormerForImageClassification", "PoolFormerConfig", hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1]
     ),
     "Whisper": None,
@@ -259,7 +261,7 @@ def _speech(kind: str) -> Any:
                 begin_suppress_tokens=[],
             )
             sound = torch.randn(ROWS, 8, 32, generator=noise)
-            return transformers.WhisperForConditionalGeneration(settings), _rows(
+            return transformers.WhisperForConditionalGeneration(settings), rows_of(
                 {"input_features": sound, "labels": tokens(4)[:, :7]}
             )
         settings = transformers.Wav2Vec2Config(
@@ -280,7 +282,7 @@ def _speech(kind: str) -> Any:
             mask_time_prob=0.0,
         )
         sound = torch.randn(ROWS, 400, generator=noise)
-        return transformers.Wav2Vec2ForSequenceClassification(settings), _rows(
+        return transformers.Wav2Vec2ForSequenceClassification(settings), rows_of(
             {"input_values": sound, "labels": torch.arange(ROWS) % 3}
         )
 

@@ -65,4 +65,4 @@ def test_a_model_whose_own_loss_divides_by_a_count_has_one_microbatch(tmp_path: 
     run = Here(found, tmp_path, 2)
     trial = asyncio.run(train(run, Pipeline(placer="balanced")))
     assert trial.staged.microbatches == 1
-    assert any("it is no mean over rows" in note for note in run.notes)
+    assert any("is no mean over rows" in note for note in run.notes)

@@ -1,7 +1,7 @@
 """Public architectures and awkward ones, tiny and in float64: in shards and in stages they end with the weights of a
 plain loop, and they are pruned and dealt out.
 
-`make test` runs a selection, `make zoo` all of them, and writes docs/models.md.
+`make test` runs a selection, `make zoo` all of them, and `make zoo MODELS="CLIP;T5"` some; both write docs/models.md.
 """
 
 from __future__ import annotations
@@ -32,18 +32,21 @@ from hydra_tune.training.prepared import Prepared
 from tests.strategies.pipeline.here import Here, train
 from tests.strategies.shard.models import CPU, SEED, finish_in_shards, in_shards, start
 from tests.zoo.hugging_face import HUGGING_FACE
+from tests.zoo.hugging_face_others import HUGGING_FACE_OTHERS
 from tests.zoo.others import OTHERS, collate, of_loss
 
 QUICK = (
     "GPT-2", "Llama", "BERT", "T5", "ViT", "wav2vec2", "LoRA (peft, GPT-2)", "Llama, checkpointed",
     "nn.TransformerEncoder", "seq2seq LSTM", "stochastic depth", "mixture of experts", "borrowed weights",
-    "torch.utils.checkpoint", "U-Net",
+    "torch.utils.checkpoint", "U-Net", "SegFormer (dense)", "Switch Transformers", "wav2vec2-conformer",
 )  # fmt: skip
 IN_STAGES = ("GPT-2", "Llama", "BERT", "ViT", "T5")
 """Models that have to be cut into stages, pruned and dealt out."""
-ALL = bool(os.environ.get("HYDRA_TUNE_ZOO"))
-"""True if all models are run, and the table is written."""
-NAMES = [*HUGGING_FACE, *OTHERS] if ALL else QUICK
+CHOSEN = os.environ.get("HYDRA_TUNE_ZOO", "")
+"""Models whose rows of the table are written: `all`, or names with semicolons between them; empty to write none."""
+OF_TRANSFORMERS = HUGGING_FACE | HUGGING_FACE_OTHERS
+ORDER = [*OF_TRANSFORMERS, *OTHERS]
+NAMES = {"": QUICK, "all": ORDER}.get(CHOSEN) or CHOSEN.split(";")
 EPOCHS, BATCH = 2, 4
 
 
@@ -61,8 +64,8 @@ class Rows:
 def built(name: str) -> ht.Candidate:
     """The candidate of that name, the same each time."""
     torch.manual_seed(1)
-    if name in HUGGING_FACE:
-        model, batch = HUGGING_FACE[name]()
+    if name in OF_TRANSFORMERS:
+        model, batch = OF_TRANSFORMERS[name]()
         rows, loss = [(row, 0) for row in batch], of_loss
     else:
         model, rows, loss = OTHERS[name]()
@@ -92,13 +95,16 @@ def plain_loop(made: ht.Candidate) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def table() -> Any:
-    """Writes docs/models.md at the end of a run of all models."""
+    """Writes the rows of the models that passed to docs/models.md, at the end of a run that was asked for them."""
     found: dict[str, dict[str, str]] = {name: {} for name in NAMES}
     yield found
-    if ALL and all(cells.keys() == set(COLUMNS) for cells in found.values()):
-        rows = [f"| {name} | yes | {' | '.join(cells[each] for each in COLUMNS)} |" for name, cells in found.items()]
-        text = HEADER + "\n".join(rows) + "\n"
-        (Path(__file__).parents[2] / "docs" / "models.md").write_text(text)
+    if CHOSEN:
+        path = Path(__file__).parents[2] / "docs" / "models.md"
+        rows = {line.split(" | ")[0].removeprefix("| "): line for line in path.read_text().splitlines()}
+        for name, cells in found.items():
+            if cells.keys() == set(COLUMNS):
+                rows[name] = f"| {name} | yes | {' | '.join(cells[each] for each in COLUMNS)} |"
+        path.write_text(HEADER + "\n".join(rows[name] for name in ORDER if name in rows) + "\n")
 
 
 COLUMNS = ("shard", "pipeline", "sparse", "subnets")
@@ -110,7 +116,8 @@ model trains; in brackets that budget as a part of what `whole` takes. Stages ar
 devices. `sparse` says how many of the weights can be pruned, `subnets` what is dealt out to two of them; or the reason
 why nothing is. Models of transformers are called with labels, and their own loss is used.
 
-Written by `make zoo`.
+Written by `make zoo`; `make zoo MODELS="CLIP;T5"` runs some of them, and leaves the
+rows of the others as they are.
 
 | model | whole | shard | pipeline | sparse | subnets |
 |---|---|---|---|---|---|
@@ -135,7 +142,7 @@ def test_a_model_equals_the_plain_loop(name: str, tmp_path: Path, table: dict[st
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_in_stages_equals_the_plain_loop(name: str, tmp_path: Path, table: dict[str, dict[str, str]]) -> None:
-    run = Here(built(name), tmp_path, 2)
+    run = Here(built(name), tmp_path, 2, again=partial(built, name))
     try:
         trial = asyncio.run(train(run, Pipeline(microbatches=1, placer="balanced")))
     except CandidateError as error:

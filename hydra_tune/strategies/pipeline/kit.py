@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.graph.program import Program
 from hydra_tune.spill.layout import Layout
 from hydra_tune.strategies.pipeline.parameters import Dense, Parameters
@@ -12,6 +13,8 @@ from hydra_tune.strategies.pipeline.stages import Stage
 from hydra_tune.strategies.shard.optimizers import OptimizerParts
 from hydra_tune.strategies.shard.plan import Bundle
 from hydra_tune.training.candidate import Candidate, Dataset
+from hydra_tune.training.prepared import Prepared
+from hydra_tune.training.sent import Shapes, packed_for_workers, unpacked_in_worker
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,7 @@ class Held:
 class PipelineKit:
     """The data that every worker of a pipelined trial loads: candidate with an empty model, datasets, stages."""
 
-    candidate: Candidate
-    train: Dataset
-    valid: Dataset | None
+    prepared: Prepared
     seed: int
     program: Program
     stages: tuple[Stage, ...]
@@ -41,3 +42,27 @@ class PipelineKit:
     """Bytes that each device has for this trial."""
     parameters: type[Parameters] = Dense
     """Class that stores a device's parameters."""
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.prepared.candidate
+
+    @property
+    def train(self) -> Dataset:
+        return self.prepared.train
+
+    @property
+    def valid(self) -> Dataset | None:
+        return self.prepared.valid
+
+
+def packed_kit(context: WorkerContext, kit: PipelineKit, initial: str, shapes: Shapes) -> bytes:
+    """Pack a kit for any worker of this run; `shapes` are those of the model before it was emptied."""
+    rest = {field.name: getattr(kit, field.name) for field in fields(kit) if field.name != "prepared"}
+    return packed_for_workers(context, kit.prepared, initial, shapes, rest)
+
+
+def unpacked_kit(context: WorkerContext, data: bytes) -> PipelineKit:
+    """Unpack a kit in a worker that trains a part of the trial."""
+    prepared, rest = unpacked_in_worker(context, data)
+    return PipelineKit(prepared, **rest)

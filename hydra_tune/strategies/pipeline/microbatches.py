@@ -18,6 +18,7 @@ from hydra_tune.core.trees import call_model, some_rows
 from hydra_tune.graph.capture import untouched
 from hydra_tune.strategies.pipeline.schedule import bounds
 from hydra_tune.training.loop import Training
+from hydra_tune.training.prepared import hooked_tensor
 
 USUAL = 4
 """Default number of micro-batches per device."""
@@ -94,6 +95,9 @@ def _check(training: Training, count: int) -> None:
     inputs, targets = training.batches.fetch(0, 0)
     rows = training.batches.rows_at(0)
     parts = bounds(rows, count)
+    hooked = hooked_tensor(model)
+    if hooked:
+        raise _Differs(f"{hooked!r} has a hook, which would see the gradient of each micro-batch")
     if not any(isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == rows for leaf in tree_leaves(inputs)):
         raise _Differs("no input has the rows of a batch first")
     with untouched(model), torch.no_grad():
@@ -156,10 +160,12 @@ def _check_inside(training: Training, inputs: Any, targets: Any, parts: list[tup
 
 
 def _no_mean(count: int, cut: torch.Tensor, whole: torch.Tensor) -> str:
-    return (
-        f"the loss of {count} micro-batches, weighted by rows, is {float(cut):.9g} instead of {float(whole):.9g}, or "
-        "has other gradients: it is no mean over rows"
-    )
+    found, expected = f"{float(cut):.9g}", f"{float(whole):.9g}"
+    if found == expected:
+        differs = "other gradients than the batch"
+    else:
+        differs = f"{found} as their loss instead of {expected}"
+    return f"{count} micro-batches, weighted by rows, have {differs}: the loss is no mean over rows"
 
 
 def _check_loss(training: Training, outputs: Any, targets: Any, parts: list[tuple[int, int]]) -> None:

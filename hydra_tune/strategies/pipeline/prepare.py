@@ -283,9 +283,8 @@ def make_kit(
         bundles = bundles_of(users, tensors, prospect.profile.state, prospect.pruned)
         held.append(Held(bundles, {f"b/{device}": layout}))
     return PipelineKit(
-        prepared.candidate, prepared.train, prepared.valid, training.batches.seed, prospect.recorded.program,
-        tuple(stages), tuple(held), prospect.parts, prospect.profile.draws, training.data_shape(),
-        tuple(capacity), parameters,
+        prepared, training.batches.seed, prospect.recorded.program, tuple(stages), tuple(held), prospect.parts,
+        prospect.profile.draws, training.data_shape(), tuple(capacity), parameters,
     )  # fmt: skip
 
 

@@ -12,7 +12,6 @@ from hydra_tune.core.random_state import RandomState
 from hydra_tune.core.tensor_memory import TensorBytes
 from hydra_tune.core.trees import call_model
 from hydra_tune.core.weights import save_weights
-from hydra_tune.engine.transfer import unpack
 from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.graph.capture import untouched
@@ -21,7 +20,7 @@ from hydra_tune.graph.placement.links import link
 from hydra_tune.spill.places import remove_directory, write_whole
 from hydra_tune.spill.store import SpillFiles
 from hydra_tune.strategies.epochs import SavedCheckpoint
-from hydra_tune.strategies.pipeline.kit import PipelineKit
+from hydra_tune.strategies.pipeline.kit import PipelineKit, packed_kit, unpacked_kit
 from hydra_tune.strategies.pipeline.microbatches import microbatches_for
 from hydra_tune.strategies.pipeline.part import Part
 from hydra_tune.strategies.pipeline.prepare import PipelineLayout, files_of, lay_out, make_kit, merged, why_one_device
@@ -32,7 +31,8 @@ from hydra_tune.strategies.shard.prepare import examine, hollow, with_evaluation
 from hydra_tune.strategies.whole.units import OutOfMemory, restore, write_checkpoint
 from hydra_tune.training.batches import Batches
 from hydra_tune.training.loop import Training, named_tensors
-from hydra_tune.training.prepared import Prepared, pack_here
+from hydra_tune.training.prepared import Prepared, fingerprint
+from hydra_tune.training.sent import shapes_of_parameters
 
 # In the builder
 
@@ -81,6 +81,7 @@ def stage(
 ) -> Staged:  # fmt: skip
     """Lay out the candidate built in this worker, and write each device's share to its files."""
     prepared: Prepared = context.resident[attempt]
+    initial = fingerprint(prepared.candidate.model)
     training = Training(prepared.candidate, prepared.train, prepared.valid, seed, torch.device("cpu"))
     loaded = restore(training, checkpoints)
     devices = len(wanted.capacity)
@@ -98,7 +99,7 @@ def stage(
         raise DoesNotFit(f"{error} (train it in shards with --strategy shard)") from error
     kit = make_kit(prospect, layout.stages, wanted.capacity, prepared, training)
     warning = "; ".join(filter(None, (warning, why_one_device(prospect, layout))))
-    laid = LaidDown(kit, layout, training.state(), count, loaded.notes, warning, judged_at_random)
+    laid = LaidDown(kit, layout, training.state(), count, loaded.notes, warning, judged_at_random, initial)
     return lay_down(context, attempt, number, laid)
 
 
@@ -113,6 +114,8 @@ class LaidDown:
     notes: tuple[str, ...]
     warning: str
     judged_at_random: bool
+    initial: str
+    """Fingerprint of the weights that the build made; empty if unknown."""
     form: CheckpointForm = field(default_factory=CheckpointForm)
 
 
@@ -127,9 +130,10 @@ def lay_down(context: WorkerContext, attempt: str, number: int, laid: LaidDown) 
     for each, held in zip(files, kit.held, strict=True):
         take_apart(state, held, kit.parts, each)
     directory.mkdir()
+    shapes = shapes_of_parameters(kit.candidate.model)
     hollow(kit.candidate.model)
     path = directory / "kit"
-    write_whole(path, pack_here(context, kit))
+    write_whole(path, packed_kit(context, kit, laid.initial, shapes))
     valid = None if kit.valid is None else Batches(kit.candidate, kit.valid, training=False)
     return Staged(
         str(path), str(directory), tuple(map(str, places)), name, kit.program.inputs, layout.stages, layout.placer,
@@ -180,7 +184,7 @@ def save(context: WorkerContext, attempt: str, path: Path) -> None:
 
 def load(context: WorkerContext, attempt: str, staged: Staged, index: int) -> None:
     """Load this device's share."""
-    kit: PipelineKit = unpack(Path(staged.kit).read_bytes())
+    kit = unpacked_kit(context, Path(staged.kit).read_bytes())
     files = files_of([Path(place) for place in staged.places], staged.name, index)
     context.resident[attempt] = Part(kit, index, context.device, files, Path(staged.directory))
 

@@ -25,11 +25,18 @@ class ModuleState:
         self._model = model
         self._first = self._plain()
         """Attributes at the time when the model arrived in this worker."""
+        self._hooks = _number_of_hooks(model)
 
     def changed(self) -> dict[str, dict[str, Any]]:
-        """Return the attributes that training has changed, by module."""
+        """Return the attributes that training has changed, by module.
+
+        Where the forward has set hooks, attributes that are new say so: another worker's forward makes both itself.
+        """
         found: dict[str, dict[str, Any]] = {}
+        hooked = _number_of_hooks(self._model) != self._hooks
         for (module, name), value in self._plain().items():
+            if hooked and (module, name) not in self._first:
+                continue
             if (module, name) not in self._first or not _same(self._first[module, name], value):
                 found.setdefault(module, {})[name] = value
         return found
@@ -62,6 +69,10 @@ class ModuleState:
             for attribute, value in vars(module).items()
             if attribute != "training" and _can_be_kept(value)
         }
+
+
+def _number_of_hooks(model: nn.Module) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
 def _can_be_kept(value: Any) -> bool:

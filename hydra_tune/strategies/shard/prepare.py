@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,7 +105,8 @@ def examine(training: Training, profiles: Path, rows: int | None = None, beside:
     captured = capture(model, pilot, batches=())
     found = load_profile(profiles, _key(training, captured, parts, batch, beside))
     if found is None:
-        captured = capture(model, pilot, [batch.inputs, *_smaller_batches(training), pilot])
+        checked = [batch.inputs, *_other_rows(training, rows), *_smaller_batches(training), pilot]
+        captured = capture(model, pilot, checked)
         # What does not pass the check is captured in larger nodes, and known by those.
         found = load_profile(profiles, _key(training, captured, parts, batch, beside))
     if found is None:
@@ -128,8 +129,9 @@ def observe_candidate(training: Training, profiles: Path, mixed: bool = False) -
     key = _observed_key(training, parts, batch, mixed)
     found = load_observation(profiles, key)
     if found is None:
-        found = _observed(candidate, parts, batch, mixed)
+        found = _observed_with_dtypes(candidate, parts, batch, mixed)
         keep_observation(profiles, key, found)
+    take_dtypes(model, found.observed.retyped)
     # Some optimizers make their state at once, for parameters too that are frozen.
     made = {names[id(parameter)]: tensors_of(kept) for parameter, kept in optimizer.state.items()}
     deferred = candidate.clip_grad_norm is not None or candidate.accumulate > 1 or found.observed.late
@@ -138,6 +140,23 @@ def observe_candidate(training: Training, profiles: Path, mixed: bool = False) -
         nodes, {**made, **found.state}, frozenset(), 0, draws=found.draws, changes_buffers=found.changes_buffers
     )
     return Prospect(found.observed, profile, parts, deferred, batch_bytes=found.input_bytes)
+
+
+def _observed_with_dtypes(candidate: Candidate, parts: OptimizerParts, batch: _Batch, mixed: bool) -> Observation:
+    """Measure a candidate's nodes, with the dtypes that the first forward of training gives its parameters."""
+    found = _observed(candidate, parts, batch, mixed)
+    retyped = found.observed.retyped
+    if retyped:
+        take_dtypes(candidate.model, retyped)
+        found = _observed(candidate, parts, batch, mixed)
+    return replace(found, observed=replace(found.observed, retyped=retyped))
+
+
+def take_dtypes(model: nn.Module, dtypes: Iterable[tuple[str, torch.dtype]]) -> None:
+    """Give parameters the dtypes that a forward would give them."""
+    parameters = dict(model.named_parameters())
+    for name, dtype in dtypes:
+        parameters[name].data = parameters[name].data.to(dtype)
 
 
 def _observed(candidate: Candidate, parts: OptimizerParts, batch: _Batch, mixed: bool) -> Observation:
@@ -269,6 +288,14 @@ def _profiled(
         lambda outputs: batch_loss(candidate, outputs, batch.targets), _pilot_optimizer(parts), candidate.split_points,
         timed_in,
     )  # fmt: skip
+
+
+def _other_rows(training: Training, rows: int | None) -> list[Any]:
+    """Return the inputs of the first batch's last `rows` rows, in a list: the pilot may have all of the first ones."""
+    if rows is None:
+        return []
+    inputs, whole = training.batches.fetch(0, 0)[0], training.batches.rows_at(0)
+    return [some_rows(inputs, whole, whole - rows, whole)] if rows < whole else []
 
 
 def _smaller_batches(training: Training) -> list[Any]:

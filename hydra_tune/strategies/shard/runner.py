@@ -67,7 +67,11 @@ class ShardRunner:
         self._parameters = dict(model.named_parameters())
         self._bundle_of = {name: bundle for bundle in plan.bundles for name in bundle.parameters}
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-        self._empty = {name: placeholder(parameter) for name, parameter in self._parameters.items()}
+        dtypes = {entry.name: entry.dtype for bundle in plan.bundles for entry in bundle.weights.fields}
+        self._empty = {name: placeholder(p, dtypes.get(name)) for name, p in self._parameters.items()}
+        for name, dtype in dtypes.items():
+            if self._parameters[name].dtype != dtype:  # the first forward of training has given it another
+                self._parameters[name].data = self._empty[name]
         self._attached: dict[str, tuple[int, int]] = {}
         """Autograd's version of each attached parameter at the time when it was attached."""
         self._places = {
@@ -310,6 +314,7 @@ class ShardRunner:
         """Run the model within the block, where it can be called: for training, or for evaluation."""
         self._path.begin()
         self._running, self._kind = True, kind
+        self.saved.leave_alone(self.model.buffers())
         self.enter(kind, 0)
         try:
             if kind == "evaluate":

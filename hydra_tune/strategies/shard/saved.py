@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -75,6 +76,13 @@ class SavedTensors:
         """Keys of the activations' blocks that are still needed, by the shard that saved them."""
         self._shard_of: dict[str, int] = {}
         self._address_of: dict[str, int] = {}
+        self._buffers: dict[int, torch.UntypedStorage] = {}
+        """Storages of the model's buffers, by address."""
+
+    def leave_alone(self, buffers: Iterable[torch.Tensor]) -> None:
+        """Do not save what lies in the model's buffers: they are on the device all the time."""
+        storages = [buffer.untyped_storage() for buffer in buffers if has_memory(buffer)]
+        self._buffers = {storage._cdata: storage for storage in storages}
 
     def refer_to(self, key: str, block: torch.Tensor) -> None:
         """Refer to tensors in this block from now on, instead of saving them."""
@@ -86,6 +94,8 @@ class SavedTensors:
         if not has_memory(tensor) or tensor.device != self._memory.device:
             return tensor
         storage = tensor.untyped_storage()
+        if storage._cdata in self._buffers:
+            return tensor.detach()
         known = self._known.get(storage._cdata)
         if known is None or known[0]() is not storage:
             key = f"a/{shard}/{self._made[shard]}"

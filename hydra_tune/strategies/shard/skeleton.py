@@ -20,16 +20,17 @@ from hydra_tune.graph.observe import node_modules
 from hydra_tune.graph.own_tensors import OwnTensors
 
 
-def placeholder(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same shape, type and device that takes one element of memory."""
+def placeholder(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a tensor of the same shape and device, and of this or the same dtype, that takes one element of memory."""
+    dtype = dtype or tensor.dtype
     if not tensor.numel():
-        return tensor.detach().clone()
+        return tensor.detach().clone().to(dtype)
     number: float | bool = True
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+    if dtype.is_floating_point or dtype.is_complex:
         number = math.nan
-    elif tensor.dtype is not torch.bool:
-        number = torch.iinfo(tensor.dtype).max
-    return torch.full((), number, dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+    elif dtype is not torch.bool:
+        number = torch.iinfo(dtype).max
+    return torch.full((), number, dtype=dtype, device=tensor.device).expand(tensor.shape)
 
 
 def empty_parameters(model: nn.Module) -> None:

@@ -150,7 +150,7 @@ def stage(context: WorkerContext, attempt: str) -> PrunedStaged:
     except PlacementInfeasible as error:
         raise DoesNotFit(f"{error}; {_too_few(wanted, needed)}") from error
     kit = make_kit(prospect, layout.stages, capacity, whole.prepared, training, Compressed)
-    laid = LaidDown(kit, layout, state, count, (), whole.warning, whole.judged_at_random, form)
+    laid = LaidDown(kit, layout, state, count, (), whole.warning, whole.judged_at_random, "", form)
     return PrunedStaged(lay_down(context, attempt, whole.number, laid), remains, devices, needed, dense)
 
 

@@ -33,7 +33,7 @@ def load(
     size: int,
 ) -> Loaded:  # fmt: skip
     """Create a replica in this worker, in the state of the last commit or else of the newest checkpoint."""
-    training = SparseTraining(receive(parcel), seed, context.device, pruning, rank, size)
+    training = SparseTraining(receive(context, parcel), seed, context.device, pruning, rank, size)
     commit = Path(context.setup.directory) / f"commit-{attempt}"
     context.resident[attempt] = Replica(training, commit)
     committed = read_commit(commit)

@@ -24,6 +24,7 @@ from hydra_tune.strategies.subnets.work import share_of
 from hydra_tune.training.batches import Batches
 from hydra_tune.training.candidate import Candidate, Dataset, Pinned
 from hydra_tune.training.loop import Training
+from hydra_tune.training.prepared import Origin
 
 State = dict[str, Any]
 
@@ -42,6 +43,8 @@ class RoundsKit:
     travels: bool
     """True if the optimizer's state moves with the weights; otherwise every phase starts without."""
     parts: OptimizerParts
+    origin: Origin | None = None
+    """The build that made the candidate, if one did."""
 
     @property
     def pinned(self) -> bool:

@@ -42,7 +42,7 @@ from hydra_tune.training.batches import Batches
 from hydra_tune.training.candidate import Dataset
 from hydra_tune.training.checkpoint import Checkpoints
 from hydra_tune.training.loop import Training
-from hydra_tune.training.prepared import Prepared, load_data, pack_here
+from hydra_tune.training.prepared import Prepared, build_for_libraries, check_copies, load_data, pack_here
 
 
 def centre_of(spot: Spot, layouts: Sequence[Layout]) -> Centre:
@@ -100,9 +100,10 @@ def lay_out(
     candidate = replace(prepared.candidate, split_points=())
     kit = RoundsKit(
         candidate, prepared.train, prepared.valid, seed, structure, wanted.subnets, wanted.local_steps, wanted.travels,
-        parts,
+        parts, prepared.origin,
     )  # fmt: skip
     sizes = _subnet_parameters(kit, state), sum(p.numel() for p in training.model.parameters())
+    check_copies(candidate.model)
     hollow(candidate.model)
     write_whole(files.places[0] / "kit", pack_here(context, kit))
     context.resident[attempt] = _Held(kit, files)
@@ -279,5 +280,7 @@ def save(context: WorkerContext, attempt: str, spot: Spot, path: Path) -> None:
 def taken_up(context: WorkerContext, attempt: str, spot: Spot) -> Resident:
     held: Resident | None = context.resident.get(attempt)
     if held is None:
-        held = context.resident[attempt] = Resident(unpack(Path(spot.kit).read_bytes()))
+        kit: RoundsKit = unpack(Path(spot.kit).read_bytes())
+        build_for_libraries(context, kit.candidate.model, kit.origin)
+        held = context.resident[attempt] = Resident(kit)
     return held

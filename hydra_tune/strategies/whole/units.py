@@ -37,7 +37,7 @@ class Unusable(TrialEnded):
 
 def load(context: WorkerContext, attempt: str, seed: int, parcel: bytes | None, checkpoints: Path) -> Loaded:
     """Prepare the candidate for training, built in this worker or packed by the builder; resume from a checkpoint."""
-    prepared: Prepared = context.resident[attempt] if parcel is None else receive(parcel)
+    prepared: Prepared = context.resident[attempt] if parcel is None else receive(context, parcel)
     training = Training(prepared.candidate, prepared.train, prepared.valid, seed, context.device)
     context.resident[attempt] = training
     return restore(training, checkpoints)

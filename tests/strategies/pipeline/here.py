@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +20,9 @@ from hydra_tune.engine.unit import StepRecord, UnitResult
 from hydra_tune.strategies.base import Candidacy, TrialRun
 from hydra_tune.strategies.epochs import train_epochs
 from hydra_tune.strategies.pipeline.strategy import InStages, Pipeline
-from hydra_tune.training.prepared import Prepared
+from hydra_tune.training.prepared import Origin, Prepared
 from hydra_tune.training.progress import Progress
+from hydra_tune.training.remote_trial import TrialInfo
 from tests.strategies.shard.models import CPU, SEED
 
 BUILDER = 0
@@ -31,7 +32,11 @@ ROOM = 1 << 30
 class Here(TrialRun):
     """An attempt whose units run at once, each in the context of its worker."""
 
-    def __init__(self, made: ht.Candidate, folder: Path, devices: int, room: int = ROOM) -> None:
+    def __init__(
+        self, made: ht.Candidate, folder: Path, devices: int, room: int = ROOM,
+        again: Callable[[], ht.Candidate] | None = None,
+    ) -> None:  # fmt: skip
+        """`again` makes the candidate once more, for devices to which no copy of it can be sent."""
         names = [Device(f"cpu:{i}", "cpu", room, 1) for i in range(devices)]
         engine: Any = SimpleNamespace(
             devices=names, workers_of_all_devices=lambda: tuple(range(1, devices + 1)), drop=lambda *_: None,
@@ -58,14 +63,17 @@ class Here(TrialRun):
                 limit_blocks=lambda _size: None,
                 device=CPU,
                 resident={},
-                cache={},
+                cache={"build": lambda _trial: again and again()},
                 unit_peak_bytes=None,
                 steps=[],
                 alive=lambda: None,
+                unit="",
             )
             for _ in range(devices + 1)
         ]
-        self.contexts[BUILDER].resident["a"] = Prepared(made, made.train, made.valid)
+        self.contexts[BUILDER].resident["a"] = Prepared(
+            made, made.train, made.valid, again and Origin("", TrialInfo(0, SEED, "a"))
+        )
         self.notes: list[str] = []
         self.ran: list[tuple[str, int]] = []
         self.ranks: dict[str, set[tuple[int, int] | None]] = {}

@@ -30,6 +30,6 @@ def ignoring(dropout: float) -> ht.Candidate:
 
 @pytest.mark.parametrize("dropout", [0.0, 1e-12, 0.5])
 def test_a_loss_that_divides_by_a_count_is_refused(dropout: float) -> None:
-    with pytest.raises(CandidateError, match=r"microbatches is 2, but the loss of 2 micro-batches"):
+    with pytest.raises(CandidateError, match=r"microbatches is 2, but 2 micro-batches, weighted by rows, have"):
         microbatches_for(start(ignoring(dropout)), 2, devices=2)
     assert microbatches_for(start(ignoring(dropout)), None, devices=2)[0] == 1

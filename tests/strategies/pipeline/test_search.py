@@ -180,7 +180,7 @@ UNFIT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "rows": ({}, {"microbatches": 11}, "microbatches is 11, but a batch has 10 rows (give 10 or less)"),
     "sum": (
         {"loss": partial(F.cross_entropy, reduction="sum")}, {"microbatches": 2},
-        "microbatches is 2, but the loss of 2 micro-batches, weighted by rows, is",
+        "microbatches is 2, but 2 micro-batches, weighted by rows, have ",
     ),
 }  # fmt: skip
 

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import hydra_tune as ht
 from hydra_tune.core.errors import CandidateError
-from tests.strategies.shard.models import candidate
+from hydra_tune.strategies.shard.prepare import observe_candidate
+from tests.strategies.shard.models import assert_same, candidate, finish, finish_in_shards, in_shards, start
 from tests.strategies.shard.test_exactness import equal_in_shards
 
 
@@ -105,6 +106,37 @@ class Remembers(Base):
         return super().forward(x - self.mean) / (1 + len(self.seen))
 
 
+class HooksItself(Base):
+    """Sets hooks in its first forward, and notes that it has, as models of transformers do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not getattr(self, "hooks_are_set", False):
+            self.b.register_forward_hook(lambda _module, _given, out: out * 0.5)
+            self.hooks_are_set = True
+        return super().forward(x)
+
+
+class Retyped(Base):
+    """Gives a layer another dtype in the forward, as routers of experts do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.b = self.b.float()
+        x = torch.tanh(self.b(torch.tanh(self.a(x)).float())).double()
+        return self.head(torch.tanh(self.d(x)))  # type: ignore[no-any-return]
+
+
+class OfATable(Base):
+    """Takes a few rows of a large buffer, which the backward needs too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: torch.Tensor
+        self.register_buffer("table", torch.linspace(0, 1, 6000).view(1000, 6), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + self.c(self.table[: len(x)]))
+
+
 class Centred(nn.Module):
     """A loss with a buffer of its own."""
 
@@ -136,6 +168,9 @@ EXACT: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "attributes": (Remembers, {}),
     "a loss with a buffer": (Base, {"loss": Centred}),
     "a backward in the loss": (Base, {"loss": lambda: twice}),
+    "hooks set in the forward": (HooksItself, {}),
+    "another dtype": (Retyped, {}),
+    "rows of a buffer": (OfATable, {}),
 }
 
 
@@ -149,6 +184,26 @@ def test_a_hard_model_equals_the_plain_loop(name: str, tmp_path: Path) -> None:
         return candidate(model=model().double(), optimizer=partial(torch.optim.AdamW, lr=0.01), **made)
 
     assert equal_in_shards(build, tmp_path, rebuilt=name == "small parameters") > 1
+
+
+def test_hooks_set_in_the_forward_are_set_in_each_worker(tmp_path: Path) -> None:
+    def build() -> ht.Candidate:
+        torch.manual_seed(4)
+        return candidate(model=HooksItself().double())
+
+    expected = finish(start(build())).state()
+    with in_shards(start(build()), 0.0, tmp_path) as sharded:
+        sharded.rebuild = build
+        finish_in_shards(sharded, seconds=0.0, anew=True)
+        assert_same(sharded.state(), expected)
+
+
+def test_a_stored_observation_gives_parameters_their_other_dtype(tmp_path: Path) -> None:
+    for _ in range(2):  # the second time it is read from the disk
+        model = Retyped().double()
+        found = observe_candidate(start(candidate(model=model)), tmp_path)
+        assert {name for name, _ in found.observed.retyped} == {"b.weight", "b.bias"}
+        assert model.b.weight.dtype is torch.float32
 
 
 def transposed() -> nn.Module:
