@@ -1,14 +1,45 @@
 """Accelerator-specific code, in one small module on top of `torch.accelerator`.
 
-The project's tests run only the CPU branches; the others follow torch's documentation.
+The project's tests run it on the CPU and on a test accelerator of their own; see docs/accelerators.md.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 import threading
 from collections.abc import Callable
 
 import torch
+
+from hydra_tune.core.errors import SpecError, quoted
+
+BACKENDS = "HYDRA_TUNE_BACKENDS"
+"""Environment variable with modules to import for kinds of devices that torch does not know: kind=module,kind=module.
+
+A package that registers itself as an entry point of `torch.backends` needs no entry here: torch imports it.
+"""
+
+
+def named_backends(text: str) -> dict[str, str]:
+    """Return the module of each kind of device in the form of HYDRA_TUNE_BACKENDS."""
+    found = {}
+    for entry in filter(None, (each.strip() for each in text.split(","))):
+        kind, separator, module = entry.partition("=")
+        if not (separator and kind.strip().isalpha() and module.strip()):
+            raise SpecError(f"{BACKENDS} cannot have {quoted(entry)}", "give kind=module, such as npu=torch_npu")
+        found[kind.strip()] = module.strip()
+    return found
+
+
+def load_backend(kind: str, backends: str | None = None) -> None:
+    """Import the module that registers this kind of device with torch, if the environment names one."""
+    named = named_backends(os.environ.get(BACKENDS, "") if backends is None else backends)
+    if kind in named:
+        try:
+            importlib.import_module(named[kind])
+        except ImportError as error:
+            raise SpecError(f"the backend of {kind} cannot be imported ({error})", f"correct {BACKENDS}") from error
 
 
 def available() -> list[torch.device]:

@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydra_tune.core import probe
 from hydra_tune.core.errors import SpecError, quoted
 
 CPU_SHARE_OF_RAM = 0.8
@@ -89,18 +90,19 @@ def _on_cpus(count: int, memory: int | None) -> tuple[Device, ...]:
 
 
 def _on_accelerators(names: list[str], memory: int | None) -> tuple[Device, ...]:
-    import torch
-
-    from hydra_tune.core import accelerator
-
     threads = max(1, cores() // len(names))
     # Only a share of the free memory: the driver's context and kernel workspaces need some beside the tensors.
-    return tuple(
-        Device(n, n, memory or int(ACCELERATOR_SHARE * accelerator.free_bytes(torch.device(n))), threads) for n in names
-    )
+    free = {} if memory else probe.free_bytes(_backends())
+    return tuple(Device(n, n, memory or int(ACCELERATOR_SHARE * free[n]), threads) for n in names)
+
+
+def _backends() -> str:
+    return os.environ.get("HYDRA_TUNE_BACKENDS", "")
 
 
 def _accelerators() -> list[str]:
+    if _backends():
+        return list(probe.names(_backends()))
     if not _torch_may_know_accelerators():
         return []
     from hydra_tune.core import accelerator

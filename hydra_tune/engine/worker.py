@@ -291,6 +291,7 @@ def main(fd: int) -> None:
     if context.on_accelerator:
         from hydra_tune.core import accelerator
 
+        accelerator.load_backend(setup.torch_device.partition(":")[0])
         accelerator.use(context.device)
     worker = Worker(channel, context)
     threading.Thread(target=worker.read_messages, name="hydra-messages", daemon=True).start()

@@ -15,27 +15,35 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hydra_tune.core.errors import CandidateError
+from hydra_tune.core.moving import move_module, set_data
 from hydra_tune.core.tensor_memory import has_memory
 from hydra_tune.graph.observe import node_modules
 from hydra_tune.graph.own_tensors import OwnTensors
 
 
-def placeholder(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same shape, type and device that takes one element of memory."""
+def placeholder(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """Return a tensor of the same shape and type that takes one element of memory, by default on the same device."""
     if not tensor.numel():
-        return tensor.detach().clone()
+        return tensor.detach().to(tensor.device if device is None else device, copy=True)
     number: float | bool = True
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         number = math.nan
     elif tensor.dtype is not torch.bool:
         number = torch.iinfo(tensor.dtype).max
-    return torch.full((), number, dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+    return torch.full((), number, dtype=tensor.dtype, device=device or tensor.device).expand(tensor.shape)
 
 
 def empty_parameters(model: nn.Module) -> None:
     """Take the contents out of a model's parameters; buffers stay."""
     for parameter in model.parameters():
         parameter.data, parameter.grad = placeholder(parameter), None
+
+
+def move_skeleton(model: nn.Module, device: torch.device) -> None:
+    """Move a model without its weights to a device: `to` would make parameters there in their full size."""
+    for parameter in model.parameters():
+        set_data(parameter, placeholder(parameter, device))
+    move_module(model, device)
 
 
 def check_parameters(model: nn.Module) -> None:

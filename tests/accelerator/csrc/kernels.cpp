@@ -252,7 +252,8 @@ void run(const c10::OperatorHandle& op, Stack* stack, int device) {
         size_t next = 0;
         each_tensor(outside[i], [&](const at::Tensor& t) {
           const at::Tensor& from = made.at(next++);
-          if (!t.defined() || !from.defined()) return;
+          // A result that the CPU's kernel leaves empty is of no use, such as the mean of a batch in evaluation.
+          if (!t.defined() || !from.defined() || !from.numel()) return;
           TORCH_CHECK(t.sizes() == from.sizes() && t.scalar_type() == from.scalar_type(), "the meta kernel of ",
                       op.operator_name(), " says ", t.sizes(), ", the CPU's ", from.sizes());
           t.copy_(from);
