@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
-from collections.abc import Callable
 
 import torch
 
@@ -81,49 +79,3 @@ def release_cached(device: torch.device) -> None:
     """Return memory that torch caches to the device, so that other processes can allocate it."""
     if device.type != "cpu":
         torch.accelerator.empty_cache()
-
-
-class Staging:
-    """Copies bytes between a device's memory and files.
-
-    The CPU reads and writes the files. On a CPU device no further copy is needed; on an accelerator the bytes pass
-    through a pinned host buffer, on a separate stream, so that copying overlaps with computation.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = None if device.type == "cpu" else torch.Stream(device)
-        self._buffers = threading.local()
-
-    def read(self, content: torch.Tensor, fill: Callable[[torch.Tensor], object]) -> None:
-        """Let `fill` write the bytes into host memory, then copy them to `content`."""
-        if self._stream is None:
-            fill(content)
-            return
-        host = self._host(content.numel())
-        fill(host)
-        # Kernels already queued may still read the old contents of the buffer.
-        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
-        with self._stream:
-            content.copy_(host, non_blocking=True)
-        # The copy must be complete: the host buffer is reused, and the caller uses the content next.
-        self._stream.synchronize()
-
-    def write(self, content: torch.Tensor, drain: Callable[[torch.Tensor], object]) -> None:
-        """Copy `content` to host memory and let `drain` write it."""
-        if self._stream is None:
-            drain(content)
-            return
-        host = self._host(content.numel())
-        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
-        with self._stream:
-            host.copy_(content, non_blocking=True)
-        self._stream.synchronize()
-        drain(host)
-
-    def _host(self, size: int) -> torch.Tensor:
-        """Return this thread's pinned buffer of at least `size` bytes, grown if needed."""
-        held: torch.Tensor | None = getattr(self._buffers, "pinned", None)
-        if held is None or held.numel() < size:
-            held = self._buffers.pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        return held[:size]

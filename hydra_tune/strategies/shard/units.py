@@ -19,7 +19,8 @@ from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.graph.costs import ShardCost
 from hydra_tune.graph.partition import MIB
-from hydra_tune.spill.device_memory import DeviceMemory, OutOfDeviceMemory
+from hydra_tune.spill.block import OutOfDeviceMemory
+from hydra_tune.spill.device_memory import DeviceMemory
 from hydra_tune.spill.places import write_whole
 from hydra_tune.spill.store import SpillFiles
 from hydra_tune.strategies.epochs import Saved
