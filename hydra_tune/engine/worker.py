@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import faulthandler
 import functools
+import gc
 import importlib
 import itertools
 import os
@@ -215,6 +216,10 @@ class Worker:
         peak = context.unit_peak_bytes
         if context.on_accelerator:
             peak = accelerator.peak_bytes(context.device) or peak
+            if failure is not None:
+                # The exception's frames, in cycles with its traceback, still hold what the unit had on the device.
+                gc.collect()
+                accelerator.release_cached(context.device)
         steps, context.steps = summed(context.steps), []
         return Done(run.unit, value, failure, started, seconds, peak, steps)
 

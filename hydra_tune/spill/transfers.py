@@ -195,6 +195,7 @@ class StreamTransfers(Transfers):
     def _drain(self, slot: _Pinned, host: torch.Tensor, copied: torch.Event, drain: Fill, done: Done) -> None:
         failure: BaseException | None = None
         try:
+            slot.free_at = copied
             self._to_host.await_copy(copied)
             drain(host)
         except BaseException as error:  # noqa: BLE001 - the trial that the block belongs to gets it
