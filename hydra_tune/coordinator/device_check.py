@@ -7,8 +7,12 @@ a worker, as a trial's objective. Everything is in a temporary folder.
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +25,7 @@ from torch.utils.data import TensorDataset
 from hydra_tune.coordinator.search import search
 from hydra_tune.core.devices import parse_devices
 from hydra_tune.core.errors import HydraTuneError
+from hydra_tune.engine.template_client import SHARED, shared_template
 from hydra_tune.training.batches import epoch_order
 from hydra_tune.training.candidate import Candidate
 
@@ -57,8 +62,22 @@ def check_devices() -> list[Verdict]:
     """Check each accelerator of this machine, or one CPU device where there is none."""
     names = [device.name for device in parse_devices("auto")]
     names = ["cpu"] if names[0].startswith("cpu") else names
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _one_template(Path(folder) / "template"):
         return [_checked(name, folder) for name in names]
+
+
+@contextmanager
+def _one_template(path: Path) -> Iterator[None]:
+    """Let all searches within fork their workers from one template, where that is done at all."""
+    if sys.platform != "linux" or SHARED in os.environ:
+        yield
+        return
+    with shared_template(str(path), ("torch", "hydra_tune.strategies.registry")):
+        os.environ[SHARED] = str(path)
+        try:
+            yield
+        finally:
+            del os.environ[SHARED]
 
 
 def _checked(name: str, folder: str) -> Verdict:
@@ -131,16 +150,19 @@ def _plain(trial: Any) -> float:
     """Train the candidate with a plain loop on the device; return its validation loss."""
     device, seed = _device(), torch.initial_seed()
     made = _candidate(trial)
-    model, data = made.model.to(device), made.train
-    optimizer = made.optimizer(list(model.parameters()))
+    dtype = next(made.model.parameters()).dtype
+    model, data = made.model.to(device), _rows(60, dtype)
+    parameters = list(model.parameters())
+    optimizer: Any = torch.optim.AdamW(parameters, lr=0.01)
     for epoch in range(made.epochs):
         for batch in epoch_order(len(data), seed, epoch).split(made.batch_size):
             inputs, targets = (tensor.to(device) for tensor in data[batch])
-            made.loss(model(inputs), targets).backward()
+            loss: Any = made.loss(model(inputs), targets)
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
     model.eval()
-    inputs, targets = (tensor.to(device) for tensor in made.valid[:])
+    inputs, targets = (tensor.to(device) for tensor in _rows(20, dtype)[:])
     with torch.no_grad():
         return float(made.loss(model(inputs), targets))
 

@@ -7,6 +7,8 @@ objects that they are.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -19,7 +21,8 @@ def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
     fresh = data.detach()
     if isinstance(tensor, nn.Parameter):
         fresh = nn.Parameter(fresh, requires_grad=tensor.requires_grad)
-    torch.utils.swap_tensors(tensor, fresh)
+    swap: Any = torch.utils.swap_tensors
+    swap(tensor, fresh)
 
 
 def move_module(module: nn.Module, device: torch.device) -> nn.Module:
