@@ -155,7 +155,8 @@ def _plain(trial: Any) -> float:
     parameters = list(model.parameters())
     optimizer: Any = torch.optim.AdamW(parameters, lr=0.01)
     for epoch in range(made.epochs):
-        for batch in epoch_order(len(data), seed, epoch).split(made.batch_size):
+        order: Any = epoch_order(len(data), seed, epoch)
+        for batch in order.split(made.batch_size):
             inputs, targets = (tensor.to(device) for tensor in data[batch])
             loss: Any = made.loss(model(inputs), targets)
             loss.backward()
