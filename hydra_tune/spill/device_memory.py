@@ -76,8 +76,7 @@ class DeviceMemory:
     def limit(self, size: int) -> None:
         """Use at most `size` bytes from now on, and never more than the device's own budget."""
         with self._lock:
-            self._reserved = 0  # left over from a finished step
-            self.budget = min(size, self._most)
+            self._reserved, self.budget = 0, min(size, self._most)  # a finished step may have left a reservation
             self._make_room(0)
 
     def lower(self, share: float) -> None:
@@ -257,7 +256,7 @@ class DeviceMemory:
     def _is_worth_it(self, files: SpillFiles, key: str, due: float) -> bool:
         """True if a block is absent and loading it evicts nothing that is needed sooner."""
         stored = files.find(key)
-        there = (id(files), key) in self._blocks or self._leaving.has(files, key)  # or its file has an earlier version
+        there = (id(files), key) in self._blocks or self._leaving.has(files, key)
         if stored is None or there or files is not self.running:
             return False
         rank = self._rank(Block(files, key, 0, due))

@@ -198,7 +198,7 @@ class StreamTransfers(Transfers):
             slot.free_at = copied
             self._to_host.await_copy(copied)
             drain(host)
-        except BaseException as error:  # noqa: BLE001 - the trial that the block belongs to gets it
+        except BaseException as error:  # the trial that the block belongs to gets it
             failure = error
         self._to_host.give(slot)
         done(failure)
