@@ -27,6 +27,9 @@ def doctor(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Measure the speed of computing and of moving bytes, for plans.")
     ] = False,
+    devices: Annotated[
+        bool, typer.Option("--devices", help="Train a small model with each strategy on each device, and compare.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Check devices, memory, versions and the database."""
@@ -38,12 +41,13 @@ def doctor(
         "rates": _rates(calibrate),
         "packages": _versions(),
         "database": _database(storage or default_storage()),
+        **({"checks": _checks()} if devices else {}),
     }
     if as_json:
         print_json(report)
     else:
         _print(report)
-    return 0 if report["database"]["ok"] else 2
+    return 0 if report["database"]["ok"] and all(check["ok"] for check in report.get("checks", ())) else 2
 
 
 def _machine() -> dict[str, Any]:
@@ -81,6 +85,25 @@ def _rates(calibrate: bool) -> dict[str, float]:
         host = SHARED_MEMORY if SHARED_MEMORY.is_dir() else disk
         found = calibration.calibrate(host, disk, len(parse_devices("auto")))
     return {} if found is None else asdict(found)
+
+
+def _checks() -> list[dict[str, Any]]:
+    """Return what was found on each device, with a verdict."""
+    from dataclasses import asdict
+
+    from hydra_tune.coordinator.device_check import check_devices
+
+    return [{**asdict(verdict), "ok": verdict.ok} for verdict in check_devices()]
+
+
+def _said_check(check: dict[str, Any]) -> str:
+    strategies = ", ".join(f"{name} {said}" for name, said in check["strategies"].items())
+    measured = ", ".join(
+        f"{name.replace('_bytes_per_second', '').replace('_', ' ')} "
+        + (f"{value / 1e9:.1f} GB/s" if name.endswith("_per_second") else str(value))
+        for name, value in check["measured"].items()
+    )
+    return f"{check['device']} {'ok' if check['ok'] else 'NOT OK'}: {strategies}; {measured}"
 
 
 def _versions() -> dict[str, str]:
@@ -190,4 +213,6 @@ def _print(report: dict[str, Any]) -> None:
             advice = value["advice"]
             value = f"{value['url']}: {'ok' if value['ok'] else 'NOT OK'}, {value['says']}"
             value = "\n  ".join([value, *advice])
+        elif name == "checks":
+            value = "\n  ".join(["", *map(_said_check, value)])
         typer.echo(printable(f"{name.replace('_', ' ')}: {value}"))

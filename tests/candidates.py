@@ -39,17 +39,17 @@ def build_small(trial: Any) -> ht.Candidate:
     return small_candidate(lr=trial.suggest_float("lr", 1e-3, 1e-1, log=True))
 
 
-def plain_loop(candidate: ht.Candidate, seed: int) -> tuple[nn.Module, list[float]]:
+def plain_loop(candidate: ht.Candidate, seed: int, device: str = "cpu") -> tuple[nn.Module, list[float]]:
     """Plain PyTorch: what every exact strategy must equal. The candidate was built after manual_seed(seed)."""
     torch.manual_seed(seed)
-    model, data, losses = candidate.model, candidate.train, []
+    model, data, losses = candidate.model.to(device), candidate.train, []
     optimizer = candidate.optimizer(list(model.parameters()))
     schedule = candidate.scheduler(optimizer) if candidate.scheduler else None
     for epoch in range(candidate.epochs):
         model.train()
         batches = ht.epoch_order(len(data), seed, epoch).split(candidate.batch_size)
         for i, batch in enumerate(batches, start=1):
-            inputs, targets = data[batch]
+            inputs, targets = (tensor.to(device) for tensor in data[batch])
             loss = candidate.loss(model(inputs), targets)
             losses.append(loss.item())
             (loss / candidate.accumulate).backward()

@@ -61,4 +61,4 @@ def test_a_room_imports_from_those_before_it(room: str) -> None:
 def test_tests_mirror_the_rooms() -> None:
     folders = {entry.name for entry in (ROOT / "tests").iterdir() if entry.is_dir() and entry.name != "__pycache__"}
     assert set(ROOMS) - folders == set()
-    assert folders - set(ROOMS) == {"e2e", "fault", "optuna", "zoo"}, "those that use all rooms"
+    assert folders - set(ROOMS) == {"accelerator", "e2e", "fault", "optuna", "zoo"}, "those that use all rooms"

@@ -1,14 +1,43 @@
 """Accelerator-specific code, in one small module on top of `torch.accelerator`.
 
-The project's tests run only the CPU branches; the others follow torch's documentation.
+The project's tests run it on the CPU and on a test accelerator of their own; see docs/accelerators.md.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+import importlib
+import os
 
 import torch
+
+from hydra_tune.core.errors import SpecError, quoted
+
+BACKENDS = "HYDRA_TUNE_BACKENDS"
+"""Environment variable with modules to import for kinds of devices that torch does not know: kind=module,kind=module.
+
+A package that registers itself as an entry point of `torch.backends` needs no entry here: torch imports it.
+"""
+
+
+def named_backends(text: str) -> dict[str, str]:
+    """Return the module of each kind of device in the form of HYDRA_TUNE_BACKENDS."""
+    found = {}
+    for entry in filter(None, (each.strip() for each in text.split(","))):
+        kind, separator, module = entry.partition("=")
+        if not (separator and kind.strip().isalpha() and module.strip()):
+            raise SpecError(f"{BACKENDS} cannot have {quoted(entry)}", "give kind=module, such as npu=torch_npu")
+        found[kind.strip()] = module.strip()
+    return found
+
+
+def load_backend(kind: str, backends: str | None = None) -> None:
+    """Import the module that registers this kind of device with torch, if the environment names one."""
+    named = named_backends(os.environ.get(BACKENDS, "") if backends is None else backends)
+    if kind in named:
+        try:
+            importlib.import_module(named[kind])
+        except ImportError as error:
+            raise SpecError(f"the backend of {kind} cannot be imported ({error})", f"correct {BACKENDS}") from error
 
 
 def available() -> list[torch.device]:
@@ -50,49 +79,3 @@ def release_cached(device: torch.device) -> None:
     """Return memory that torch caches to the device, so that other processes can allocate it."""
     if device.type != "cpu":
         torch.accelerator.empty_cache()
-
-
-class Staging:
-    """Copies bytes between a device's memory and files.
-
-    The CPU reads and writes the files. On a CPU device no further copy is needed; on an accelerator the bytes pass
-    through a pinned host buffer, on a separate stream, so that copying overlaps with computation.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = None if device.type == "cpu" else torch.Stream(device)
-        self._buffers = threading.local()
-
-    def read(self, content: torch.Tensor, fill: Callable[[torch.Tensor], object]) -> None:
-        """Let `fill` write the bytes into host memory, then copy them to `content`."""
-        if self._stream is None:
-            fill(content)
-            return
-        host = self._host(content.numel())
-        fill(host)
-        # Kernels already queued may still read the old contents of the buffer.
-        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
-        with self._stream:
-            content.copy_(host, non_blocking=True)
-        # The copy must be complete: the host buffer is reused, and the caller uses the content next.
-        self._stream.synchronize()
-
-    def write(self, content: torch.Tensor, drain: Callable[[torch.Tensor], object]) -> None:
-        """Copy `content` to host memory and let `drain` write it."""
-        if self._stream is None:
-            drain(content)
-            return
-        host = self._host(content.numel())
-        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
-        with self._stream:
-            host.copy_(content, non_blocking=True)
-        self._stream.synchronize()
-        drain(host)
-
-    def _host(self, size: int) -> torch.Tensor:
-        """Return this thread's pinned buffer of at least `size` bytes, grown if needed."""
-        held: torch.Tensor | None = getattr(self._buffers, "pinned", None)
-        if held is None or held.numel() < size:
-            held = self._buffers.pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        return held[:size]

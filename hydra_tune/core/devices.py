@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydra_tune.core import probe
 from hydra_tune.core.errors import SpecError, quoted
 
 CPU_SHARE_OF_RAM = 0.8
@@ -154,19 +155,19 @@ def _on_cpus(count: int, memory: int | None) -> tuple[Device, ...]:
 def _on_accelerators(slots: Mapping[str, int], memory: int | None) -> tuple[Device, ...]:
     """Return a device for each slot of each accelerator, the first slots first, so that trials spread over them."""
     threads = max(1, cores() // sum(slots.values()))
+    # Only a share of the free memory: the driver's context and kernel workspaces need some beside the tensors.
+    free = {} if memory else probe.free_bytes(_backends())
     return tuple(
-        Device(name if count == 1 else f"{name}-{slot + 1}", name, (memory or _usable_bytes(name)) // count, threads)
+        Device(
+            name if count == 1 else f"{name}-{slot + 1}", name,
+            (memory or int(ACCELERATOR_SHARE * free[name])) // count, threads,
+        )
         for slot in range(max(slots.values())) for name, count in slots.items() if slot < count
     )  # fmt: skip
 
 
-def _usable_bytes(name: str) -> int:
-    import torch
-
-    from hydra_tune.core import accelerator
-
-    # Only a share of the free memory: the driver's context and kernel workspaces need some beside the tensors.
-    return int(ACCELERATOR_SHARE * accelerator.free_bytes(torch.device(name)))
+def _backends() -> str:
+    return os.environ.get("HYDRA_TUNE_BACKENDS", "")
 
 
 def _slots(spec: str, text: str | None) -> int:
@@ -177,6 +178,8 @@ def _slots(spec: str, text: str | None) -> int:
 
 
 def _accelerators() -> list[str]:
+    if _backends():
+        return list(probe.names(_backends()))
     if not _torch_may_know_accelerators():
         return []
     from hydra_tune.core import accelerator

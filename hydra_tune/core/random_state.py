@@ -34,8 +34,14 @@ class RandomState:
         torch.set_rng_state(self.torch_state.clone())
         np.random.set_state(self.numpy_state)
         random.setstate(self.python_state)
-        if self.device_state is not None and device is not None:
-            torch.get_device_module(device).set_rng_state(self.device_state, device)
+        if device is None or device.type == "cpu":
+            return
+        module = torch.get_device_module(device)
+        if self.device_state is not None:
+            module.set_rng_state(self.device_state, device)
+            return
+        # Captured where there is no such device. A plain loop's torch.manual_seed would have seeded it too.
+        module.manual_seed(torch.initial_seed())
 
     def same_outside_torch(self, other: RandomState) -> bool:
         """True if nothing was drawn from Python's or NumPy's generators between the two snapshots."""

@@ -89,15 +89,17 @@ class Seats:
 def join_group(seat: Seat, device: torch.device) -> None:
     """Join the gang's process group, torch's default group for the length of a unit.
 
-    The backend is gloo on CPUs and NCCL on GPUs.
+    The backend is the one for the device: see `collectives.py`.
     """
     import torch.distributed as dist
+
+    from hydra_tune.engine.collectives import group_backend
 
     # Members find each other by their process's count of groups. A group that failed while forming is counted too, and
     # leaving a group resets the count, so counts of two workers may differ without this.
     dist.distributed_c10d._world.group_count = 0
     dist.init_process_group(
-        dist.get_default_backend_for_device(device),
+        group_backend(device.type),
         store=dist.FileStore(seat.store, seat.size),  # type: ignore[attr-defined]
         rank=seat.rank,
         world_size=seat.size,

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import faulthandler
 import functools
+import gc
 import importlib
 import itertools
 import os
@@ -213,6 +214,10 @@ class Worker:
         peak = context.unit_peak_bytes
         if context.on_accelerator:
             peak = accelerator.peak_bytes(context.device) or peak
+            if failure is not None:
+                # The exception's frames, in cycles with its traceback, still hold what the unit had on the device.
+                gc.collect()
+                accelerator.release_cached(context.device)
         steps, context.steps = summed(context.steps), []
         return UnitDone(run.unit, value, failure, started, seconds, peak, steps)
 
@@ -289,6 +294,7 @@ def main(fd: int) -> None:
     if context.on_accelerator:
         from hydra_tune.core import accelerator
 
+        accelerator.load_backend(setup.torch_device.partition(":")[0])
         accelerator.use(context.device)
     worker = Worker(channel, context)
     threading.Thread(target=worker.read_messages, name="hydra-messages", daemon=True).start()

@@ -6,7 +6,18 @@ from dataclasses import dataclass
 
 import torch
 
+from hydra_tune.core.devices import format_bytes
+from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.spill.store import SpillFiles
+
+
+class OutOfDeviceMemory(TrialEnded):
+    """A step needs more memory than the device's budget."""
+
+    status = "OUT_OF_MEMORY"
+
+    def __init__(self, needed: int, budget: int) -> None:
+        super().__init__(f"a step needs {format_bytes(needed)} of a device budget of {format_bytes(budget)}")
 
 
 @dataclass

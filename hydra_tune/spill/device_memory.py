@@ -5,8 +5,9 @@ changed block is first written to its trial's files. Blocks of the running step 
 tensor outside still refers to (a view that user code holds) stays too. A second thread loads the next step's blocks
 during the current step, as far as there is room.
 
-On an accelerator, blocks live in its memory and pass through pinned host buffers (`accelerator.Staging`); on a CPU the
-device's memory is the worker's own, and the same calls read and write the files directly.
+On an accelerator, blocks live in its memory, and copies run while it computes (`transfers.StreamTransfers`): a block
+that is read may be acquired before its copy is over, and one that is evicted is written to its file by a third thread.
+On a CPU the device's memory is the worker's own, and the same calls read and write the files directly.
 """
 
 from __future__ import annotations
@@ -14,28 +15,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 
 from hydra_tune.core import accelerator
-from hydra_tune.core.devices import format_bytes
-from hydra_tune.engine.unit import TrialEnded
-from hydra_tune.spill.block import Block
+from hydra_tune.spill.block import Block, OutOfDeviceMemory
+from hydra_tune.spill.leaving import Leaving
 from hydra_tune.spill.store import SpillFiles
+from hydra_tune.spill.transfers import transfers_of
 
 logger = logging.getLogger(__name__)
 
 LARGEST_WASTE = 1.1
 """A free buffer is reused for a block if it is at most this many times larger."""
-
-
-class OutOfDeviceMemory(TrialEnded):
-    """A step needs more memory than the device's budget."""
-
-    status = "OUT_OF_MEMORY"
-
-    def __init__(self, needed: int, budget: int) -> None:
-        super().__init__(f"a step needs {format_bytes(needed)} of a device budget of {format_bytes(budget)}")
 
 
 class DeviceMemory:
@@ -58,9 +51,10 @@ class DeviceMemory:
         self._used = 0
         """Bytes of blocks and of free buffers."""
         self._reserved = 0
-        self._staging = accelerator.Staging(device)
+        self._transfers = transfers_of(device)
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
+        self._leaving = Leaving(self._news)
         self._wanted: list[tuple[SpillFiles, str, float]] = []
         """Blocks for the transfer thread to load next."""
         self._wishes = threading.Condition(self._lock)
@@ -77,12 +71,12 @@ class DeviceMemory:
                 self._closing = True
                 self._wishes.notify()
             self._thread.join()
+        self._transfers.close()
 
     def limit(self, size: int) -> None:
         """Use at most `size` bytes from now on, and never more than the device's own budget."""
         with self._lock:
-            self._reserved = 0  # left over from a finished step
-            self.budget = min(size, self._most)
+            self._reserved, self.budget = 0, min(size, self._most)  # a finished step may have left a reservation
             self._make_room(0)
 
     def lower(self, share: float) -> None:
@@ -119,28 +113,34 @@ class DeviceMemory:
     def acquire(self, files: SpillFiles, key: str, due: float) -> torch.Tensor:
         """Return a block's content on the device, read if necessary; pinned until released."""
         with self._lock:
+            if (id(files), key) not in self._blocks:
+                self._leaving.wait_for(files, key)
             block = self._blocks.get((id(files), key))
             if block is not None:
                 block.pins += 1
                 self._wait_for(block)
                 if block.content is not None:
                     self.hits += 1
+                    self._transfers.before_use(block.content)
                     return block.content
                 # The transfer thread could not load the block: a reason to fail shows here.
             self.misses += 1
+            self._leaving.raise_failure(files)
             block = self._place_for(files, key, due)
             self._read(block)
             assert block.content is not None
+            self._transfers.before_use(block.content)
             return block.content
 
     def new(self, files: SpillFiles, key: str, size: int) -> torch.Tensor:
         """Return a new pinned block of that size, uninitialised."""
         with self._lock:
             block = Block(files, key, size, due=0.0, changed=True, pins=1)
-            self._give_buffer(block)
+            self._give_buffer(block, to_read=False)
             assert block.buffer is not None
             block.content = block.buffer[:size]
             self._blocks[id(files), key] = block
+            self._transfers.before_use(block.content)
             return block.content
 
     def adopt(self, files: SpillFiles, key: str, content: torch.Tensor, due: float) -> None:
@@ -154,6 +154,7 @@ class DeviceMemory:
             self._used += content.numel()
             if content.numel():
                 self._addresses.add(content.data_ptr())
+            self._transfers.after_use(content)
             self._note_peak()
 
     def release(self, files: SpillFiles, key: str, due: float, *, changed_at: int | None = None) -> None:
@@ -162,14 +163,16 @@ class DeviceMemory:
             block = self._blocks[id(files), key]
             block.pins -= 1
             block.due = due
+            assert block.content is not None
+            self._transfers.after_use(block.content)
             if changed_at is not None:
                 block.changed, block.version = True, changed_at
             self._news.notify_all()
 
     def holds(self, files: SpillFiles, key: str) -> bool:
-        """True if a block is on the device."""
+        """True if a block is on the device, or on its way from there to its file."""
         with self._lock:
-            return (id(files), key) in self._blocks
+            return (id(files), key) in self._blocks or self._leaving.has(files, key)
 
     def discard(self, files: SpillFiles, key: str) -> None:
         """Delete a block from the device and from its files."""
@@ -178,7 +181,8 @@ class DeviceMemory:
             if block is not None:
                 self._wait_for(block)
                 self._drop(block)
-            # After the wait, since the transfer thread may have written the block to make room.
+            # After the waits, since the transfer thread may have written the block to make room.
+            self._leaving.wait_for(files, key)
             files.delete(key)
 
     def flush(self, files: SpillFiles) -> None:
@@ -187,10 +191,14 @@ class DeviceMemory:
             for block in self._of(files):
                 self._wait_for(block)
                 self._write(block)
+            self._leaving.wait_for_all(files)
+            self._leaving.raise_failure(files)
 
     def forget(self, files: SpillFiles, *, outdated_only: bool = False) -> None:
         """Drop a trial's blocks without writing them, or only those whose files have another version."""
         with self._lock:
+            self._leaving.wait_for_all(files)
+            self._leaving.forget_failure(files)
             for block in self._of(files):
                 self._wait_for(block)
                 stored = files.find(block.key)
@@ -198,7 +206,8 @@ class DeviceMemory:
                     self._drop(block)
             if not outdated_only and self.running is files:
                 self.running = None  # pending loads for it are no longer wanted
-            self._free_all()
+            while self._free:
+                self._let_go(self._free.pop())
 
     def _of(self, files: SpillFiles) -> list[Block]:
         return [block for block in self._blocks.values() if block.files is files]
@@ -217,6 +226,7 @@ class DeviceMemory:
                 self._wishes.notify()
 
     def _bring_in(self) -> None:
+        accelerator.use(self.device)
         with self._lock:
             while not self._closing:
                 if not self._wanted:
@@ -224,23 +234,30 @@ class DeviceMemory:
                     continue
                 wanted = self._wanted
                 files, key, due = wanted.pop(0)
-                if not self._is_worth_it(files, key, due):
-                    continue
                 try:
-                    block = self._place_for(files, key, due)
-                    self._read(block)
+                    self._load(files, key, due)
                 except Exception as error:  # noqa: BLE001 - this thread serves all trials of the worker
                     # The step that needs the block reads it itself, and reports any error.
                     logger.debug("block %s could not be prefetched: %s", key, error)
                     wanted.clear()  # the rest of this request, not a newer one
-                    continue
-                block.pins -= 1
-                self._news.notify_all()
+
+    def load(self, files: SpillFiles, key: str, due: float) -> None:
+        """Load a block for a later step, as the transfer thread does."""
+        with self._lock:
+            self._load(files, key, due)
+
+    def _load(self, files: SpillFiles, key: str, due: float) -> None:
+        if self._is_worth_it(files, key, due):
+            block = self._place_for(files, key, due)
+            self._read(block)
+            block.pins -= 1
+            self._news.notify_all()
 
     def _is_worth_it(self, files: SpillFiles, key: str, due: float) -> bool:
         """True if a block is absent and loading it evicts nothing that is needed sooner."""
         stored = files.find(key)
-        if stored is None or (id(files), key) in self._blocks or files is not self.running:
+        there = (id(files), key) in self._blocks or self._leaving.has(files, key)
+        if stored is None or there or files is not self.running:
             return False
         lacking = self._used - sum(b.numel() for b in self._free) + stored.size + self._reserved - self.budget
         if lacking <= 0:
@@ -260,17 +277,14 @@ class DeviceMemory:
         block = Block(files, key, stored.size, due, stored.version, pins=1, moving=True)
         self._blocks[id(files), key] = block
         try:
-            self._give_buffer(block)
+            self._give_buffer(block, to_read=True)
         except BaseException:
-            self._abandon(block)
+            block.moving = False
+            self._drop(block)
             raise
         return block
 
-    def _abandon(self, block: Block) -> None:
-        block.moving = False
-        self._drop(block)
-
-    def _give_buffer(self, block: Block) -> None:
+    def _give_buffer(self, block: Block, *, to_read: bool) -> None:
         while True:
             fitting = [b for b in self._free if block.size <= b.numel() <= block.size * LARGEST_WASTE]
             if fitting:
@@ -278,7 +292,7 @@ class DeviceMemory:
                 self._free = [buffer for buffer in self._free if buffer is not block.buffer]
                 return
             if self._used + block.size + self._reserved <= self.budget:
-                block.buffer = torch.empty(block.size, dtype=torch.uint8, device=self.device)
+                block.buffer = self._transfers.empty(block.size, to_read=to_read)
                 self._addresses.add(block.buffer.data_ptr())
                 self._used += block.size
                 self._note_peak()
@@ -314,25 +328,29 @@ class DeviceMemory:
         content = block.buffer[: block.size]
         self._lock.release()
         try:
-            self._staging.read(content, lambda host: block.files.read(block.key, host))
+            self._transfers.read(content, partial(block.files.read, block.key))
         except BaseException:
             self._lock.acquire()
-            self._abandon(block)
+            block.moving = False
+            self._drop(block)
             raise
         self._lock.acquire()
         block.content, block.moving = content, False
         self._news.notify_all()
 
     def _write(self, block: Block) -> None:
-        """Write a changed block to its file; the lock is released meanwhile."""
+        """Write a changed block to its file, or begin to; the lock is released meanwhile."""
         if not block.changed:
             return
         content, version = block.content, block.version
         assert content is not None
         block.moving, block.changed = True, False
+        self._leaving.begin(block.files, block.key)
+        later = False
         self._lock.release()
         try:
-            self._staging.write(content, lambda host: block.files.write(block.key, version, host))
+            drain = partial(block.files.write, block.key, version)
+            later = not self._transfers.write(content, drain, partial(self._has_left, block.files, block.key))
         except FileNotFoundError as error:
             if block.files is self.running:
                 block.changed = True
@@ -345,7 +363,18 @@ class DeviceMemory:
         finally:
             self._lock.acquire()
             block.moving = False
+            if not later:
+                self._leaving.end(block.files, block.key)
             self._news.notify_all()
+
+    def _has_left(self, files: SpillFiles, key: str, failure: BaseException | None) -> None:
+        """Note that a block is in its file, or why not; called by the thread that writes it."""
+        with self._lock:
+            if isinstance(failure, FileNotFoundError) and files is not self.running:
+                logger.debug("block %s was dropped, its trial has ended: %s", key, failure)
+            elif failure is not None:
+                self._leaving.fail(files, failure)
+            self._leaving.end(files, key)
 
     def _drop(self, block: Block) -> None:
         if self._blocks.get((id(block.files), block.key)) is not block:
@@ -360,11 +389,8 @@ class DeviceMemory:
         block.content = block.buffer = None
         self._news.notify_all()
 
-    def _free_all(self) -> None:
-        while self._free:
-            self._let_go(self._free.pop())
-
     def _let_go(self, memory: torch.Tensor) -> None:
+        self._transfers.let_go(memory)
         self._used -= memory.numel()
         self._addresses.discard(memory.data_ptr())
 

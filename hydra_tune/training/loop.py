@@ -19,6 +19,7 @@ from torch import nn
 
 from hydra_tune.core.errors import CandidateError
 from hydra_tune.core.metric_value import as_number
+from hydra_tune.core.moving import move_module
 from hydra_tune.core.random_state import RandomState
 from hydra_tune.core.seeds import seed_everything
 from hydra_tune.core.tensor_memory import TensorBytes
@@ -45,7 +46,7 @@ class Training:
         self.device = device
         self.batches = Batches(candidate, train, training=True, seed=seed)
         self.valid = None if valid is None else Batches(candidate, valid, training=False)
-        self.model: nn.Module = candidate.model.to(device)
+        self.model: nn.Module = move_module(candidate.model, device)
         self.optimizer = make_optimizer(candidate, self.model)
         if isinstance(self.optimizer, torch.optim.LBFGS):
             raise CandidateError("optimizer LBFGS needs a closure, which training has not", "use another optimizer")

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from hydra_tune.spill.device_memory import DeviceMemory, OutOfDeviceMemory
+from hydra_tune.spill.block import OutOfDeviceMemory
+from hydra_tune.spill.device_memory import DeviceMemory
 from hydra_tune.spill.places import SpillFull
 from hydra_tune.spill.store import SpillFiles
 from tests.fault.searches import wait_for

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from hydra_tune.engine.collectives import all_reduce, broadcast
 from hydra_tune.strategies.elastic.centre import Centre
 from hydra_tune.strategies.elastic.rules import asynchronous, elastic
 from hydra_tune.strategies.elastic.work import Work
@@ -107,7 +107,7 @@ class Client(Phase):
             self.exchanges += 1
         if self.size > 1:
             for tensor in own.values():
-                dist.broadcast(tensor, src=0)
+                broadcast(tensor, 0)
                 self.collective_bytes += tensor.nbytes if self.rank else 0
         self._since = 0
 
@@ -120,7 +120,7 @@ class Client(Phase):
         flat = torch.cat([flat, present.to(flat.device)])
         piece = BUCKET_BYTES // flat.element_size()
         for at in range(0, len(flat), piece):
-            dist.all_reduce(flat[at : at + piece])
+            all_reduce(flat[at : at + piece])
         self.collective_bytes += 2 * flat.nbytes
         rows = flat[-1]
         at = 0

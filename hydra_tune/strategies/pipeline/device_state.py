@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hydra_tune.core.moving import set_data
 from hydra_tune.core.random_state import RandomState
 from hydra_tune.core.seeds import seed_everything
 from hydra_tune.engine.sealed import Sealed
@@ -32,7 +33,7 @@ class DeviceState:
         self.parameters = kit.parameters(model, state, kit.parts, device)
         self.buffers = {name: each for name, each in model.named_buffers() if name in state["tensors"]}
         for name, buffer in self.buffers.items():
-            buffer.data = state["tensors"][name].to(device).clone()
+            set_data(buffer, state["tensors"][name].to(device, copy=True))
         self.random = RandomState.from_state(state["random"])
         self.kept: dict[str, torch.Tensor] | None = state["kept"]
         """Weights of the best epoch so far."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hydra_tune.core.moving import set_data
 from hydra_tune.strategies.shard.optimizers import OptimizerParts, Options, moved
 
 
@@ -25,7 +26,7 @@ class Parameters(ABC):
         tensors = state["tensors"]
         self.named = {name: parameter for name, parameter in model.named_parameters() if name in tensors}
         for name, parameter in self.named.items():
-            parameter.data = tensors[name].to(device).clone()
+            set_data(parameter, tensors[name].to(device, copy=True))
         self._take_up(state)
 
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydra_tune.spill.device_memory import OutOfDeviceMemory
+from hydra_tune.spill.block import OutOfDeviceMemory
 
 if TYPE_CHECKING:
     from hydra_tune.strategies.shard.runner import ShardRunner

@@ -21,7 +21,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from hydra_tune.graph.observe import module_names, node_modules
-from hydra_tune.spill.device_memory import DeviceMemory, OutOfDeviceMemory
+from hydra_tune.spill.block import OutOfDeviceMemory
+from hydra_tune.spill.device_memory import DeviceMemory
 from hydra_tune.spill.store import SpillFiles
 from hydra_tune.strategies.shard.held_blocks import HeldBlocks
 from hydra_tune.strategies.shard.path import Path

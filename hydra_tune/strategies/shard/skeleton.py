@@ -15,28 +15,38 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hydra_tune.core.errors import CandidateError
+from hydra_tune.core.moving import move_module, set_data
 from hydra_tune.core.tensor_memory import has_memory
 from hydra_tune.graph.observe import node_modules
 from hydra_tune.graph.own_tensors import OwnTensors
 
 
-def placeholder(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a tensor of the same shape and device, and of this or the same dtype, that takes one element of memory."""
-    dtype = dtype or tensor.dtype
+def placeholder(
+    tensor: torch.Tensor, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> torch.Tensor:
+    """Return a tensor of the same shape that takes one element of memory, by default of the same dtype and device."""
+    dtype, device = dtype or tensor.dtype, device or tensor.device
     if not tensor.numel():
-        return tensor.detach().clone().to(dtype)
+        return tensor.detach().to(device, dtype, copy=True)
     number: float | bool = True
     if dtype.is_floating_point or dtype.is_complex:
         number = math.nan
     elif dtype is not torch.bool:
         number = torch.iinfo(dtype).max
-    return torch.full((), number, dtype=dtype, device=tensor.device).expand(tensor.shape)
+    return torch.full((), number, dtype=dtype, device=device).expand(tensor.shape)
 
 
 def empty_parameters(model: nn.Module) -> None:
     """Take the contents out of a model's parameters; buffers stay."""
     for parameter in model.parameters():
         parameter.data, parameter.grad = placeholder(parameter), None
+
+
+def move_skeleton(model: nn.Module, device: torch.device) -> None:
+    """Move a model without its weights to a device: `to` would make parameters there in their full size."""
+    for parameter in model.parameters():
+        set_data(parameter, placeholder(parameter, device=device))
+    move_module(model, device)
 
 
 def check_parameters(model: nn.Module) -> None:

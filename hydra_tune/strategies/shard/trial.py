@@ -146,11 +146,7 @@ class ShardedTrial:
         return not self.kit.between_steps or self.logbook.batch % self.candidate.accumulate == 0
 
     def _restore_random(self) -> None:
-        state = RandomState.from_state(self.logbook.random)
-        if state.device_state is None and self.memory.device.type != "cpu":
-            # The trial was cut where there is no accelerator; a plain loop seeds that too.
-            torch.get_device_module(self.memory.device).manual_seed(self.kit.seed)
-        state.restore(self.memory.device)
+        RandomState.from_state(self.logbook.random).restore(self.memory.device)
 
     def _train_batch(self) -> None:
         inputs, targets = self._fetch(self.batches, self.logbook.epoch, self.logbook.batch)

@@ -19,7 +19,8 @@ from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.graph.costs import ShardCost
 from hydra_tune.graph.partition import MIB
-from hydra_tune.spill.device_memory import DeviceMemory, OutOfDeviceMemory
+from hydra_tune.spill.block import OutOfDeviceMemory
+from hydra_tune.spill.device_memory import DeviceMemory
 from hydra_tune.spill.places import write_whole
 from hydra_tune.spill.store import SpillFiles
 from hydra_tune.strategies.epochs import SavedCheckpoint
@@ -30,7 +31,7 @@ from hydra_tune.strategies.shard.first_batch import NOT_COMPARED, SAME, FirstBat
 from hydra_tune.strategies.shard.kit import Kit, packed_kit, unpacked_kit
 from hydra_tune.strategies.shard.logbook import Logbook
 from hydra_tune.strategies.shard.prepare import Prospect, make_kit, observe_again, observe_candidate
-from hydra_tune.strategies.shard.skeleton import empty_parameters
+from hydra_tune.strategies.shard.skeleton import empty_parameters, move_skeleton
 from hydra_tune.strategies.shard.trial import ShardedTrial
 from hydra_tune.strategies.whole.units import restore, write_checkpoint
 from hydra_tune.training.batches import Batches
@@ -312,7 +313,7 @@ def _taken_up(context: WorkerContext, attempt: str, spilled: Spilled) -> _Taken:
         trial = None
     if trial is None:
         kit = unpacked_kit(context, Path(spilled.kit).read_bytes())
-        kit.candidate.model.to(context.device)
+        move_skeleton(kit.candidate.model, context.device)
         files = SpillFiles([Path(place) for place in spilled.places], spilled.name)
         trial = context.resident[attempt] = ShardedTrial(kit, _memory(context, spilled), files, spilled.kit)
         trial.on_step = context.alive

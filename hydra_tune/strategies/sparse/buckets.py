@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
+
+from hydra_tune.engine.collectives import Pending, begin_all_reduce
 
 BUCKET_BYTES = 4 * 2**20
 
@@ -43,7 +44,7 @@ class Buckets:
     def reset(self) -> None:
         """Start a new step, in which no gradient has arrived."""
         self._missing = [set(members) for members in self._members]
-        self._handles: list[dist.Work] = []
+        self._handles: list[Pending] = []
 
     def arrived(self, layer: int) -> None:
         """Mark the layer's gradient as complete."""
@@ -66,7 +67,5 @@ class Buckets:
     def _send(self) -> None:
         start, end = self._bounds[len(self._handles)]
         part = self.flat[start:end]
-        handle = dist.all_reduce(part, async_op=True)
-        assert handle is not None
-        self._handles.append(handle)
+        self._handles.append(begin_all_reduce(part))
         self.sent_bytes += part.numel() * part.element_size()

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hydra_tune.engine.collectives import all_reduce
 from hydra_tune.graph.program import HALF
 from hydra_tune.strategies.shard.optimizers import OptimizerParts, Options, moved
 from hydra_tune.strategies.sparse.buckets import Buckets
@@ -153,7 +154,7 @@ class CompressedState:
         """Share which parameters got a gradient on any replica: one byte per parameter."""
         came = [*(layer.pending for layer in self.layers), *(name in self.used for name in self.whole)]
         anywhere = torch.tensor(came, dtype=torch.uint8, device=self.dense.flat.device)
-        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
+        all_reduce(anywhere, dist.ReduceOp.MAX)
         found = anywhere.tolist()
         for layer, came_in in zip(self.layers, found, strict=False):
             layer.pending = bool(came_in)

@@ -13,14 +13,15 @@ import time
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hydra_tune.core.moving import set_data
 from hydra_tune.core.random_state import RandomState
 from hydra_tune.core.seeds import seed_everything
 from hydra_tune.core.tensor_memory import TensorBytes
 from hydra_tune.core.trees import call_model, move, some_rows
 from hydra_tune.core.weights import save_weights
+from hydra_tune.engine.collectives import all_reduce
 from hydra_tune.graph.program import HALF, in_full
 from hydra_tune.strategies.pipeline.schedule import bounds
 from hydra_tune.strategies.shard.optimizers import OptimizerParts, options_of
@@ -128,7 +129,7 @@ class SparseTraining(Training):
             # Sum the losses of all replicas since the start of this call.
             since = [self.loss_sum - before[0], self.loss_rows - before[1]]
             seen = torch.tensor(since, dtype=torch.float64, device=self.device)
-            dist.all_reduce(seen)
+            all_reduce(seen)
             self.loss_sum, self.loss_rows = before[0] + float(seen[0]), before[1] + int(seen[1])
         return Progress(
             epoch=self.epoch, batch=self.batch, batches=len(self.batches), steps=self.steps,
@@ -222,7 +223,7 @@ class SparseTraining(Training):
         self.weights.close()
         with torch.no_grad():
             for name, tensor in super().named_tensors().items():
-                tensor.data = tensors[name].to(self.device)
+                set_data(tensor, tensors[name].to(self.device))
         save_weights(self.model, path)
 
     def account(self) -> Account:

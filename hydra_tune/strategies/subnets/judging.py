@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hydra_tune.core.moving import set_data
 from hydra_tune.core.random_state import RandomState
 from hydra_tune.core.trees import call_model, move
 from hydra_tune.strategies.subnets.deal import in_use
@@ -27,7 +28,7 @@ def usable_model(kit: RoundsKit, tensors: Mapping[str, torch.Tensor], device: to
     """Return the whole model with these weights."""
     model = copy.deepcopy(kit.candidate.model)
     for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
-        tensor.data = tensors[name].detach().to(device, copy=True)
+        set_data(tensor, tensors[name].detach().to(device, copy=True))
     return model
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hydra_tune.core.moving import set_data
 from hydra_tune.graph.layers import is_conv1d
 from hydra_tune.strategies.subnets.attention import adapt_heads
 from hydra_tune.strategies.subnets.deal import Dealt, take
@@ -29,7 +30,7 @@ def subnet(skeleton: nn.Module, structure: Structure, dealt: Dealt, tensors: Map
         part = take(structure, dealt, name, tensors[name].detach())
         assert part is not None, name
         # Replace the data, not the tensor, so that tied tensors stay tied.
-        tensor.data = part
+        set_data(tensor, part)
     modules = dict(made.named_modules())
     for name, module in modules.items():
         _adapt(module, structure, dealt, name)
