@@ -9,6 +9,7 @@ import contextlib
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +117,10 @@ class Display:
         """Continue with other settings, such as more trials."""
         self.settings = self.view.settings = settings
 
+    def set_devices(self, names: Iterable[str]) -> None:
+        """Go on with other devices, as nodes of a cluster have joined or left."""
+        self.view.devices = {name: self.view.devices.get(name, DeviceRow()) for name in names}
+
     def show(self, text: str) -> None:
         """Show a line from elsewhere: a worker's print, a traceback, a warning."""
 
@@ -137,7 +142,7 @@ class Display:
             self.view.devices[device] = DeviceRow(unit.trial, unit.kind)
 
     def unit_ended(self, unit: Unit, result: UnitResult) -> None:
-        if unit.role is Role.DEVICE:
+        if unit.role is Role.DEVICE and result.device in self.view.devices:
             self.view.devices[result.device].kind = ""
         row = self.view.trials.get(unit.trial)
         if row is not None and result.peak_bytes:

@@ -76,7 +76,7 @@ class Search:
         self._strategy = self.strategy or resolve(
             self.settings.strategy, budgeted=self.settings.device_memory is not None
         )
-        self._limits = Limits(self.settings, self._strategy, len(self.devices), self.failures)
+        self._limits = self._make_limits()
         self.makespan = Makespan(len(self.devices))
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self.interrupted:
@@ -110,6 +110,9 @@ class Search:
                 raise self._trials.broken
 
     # The devices of this machine; a search on a cluster has nodes instead
+
+    def _make_limits(self) -> Limits:
+        return Limits(self.settings, self._strategy, len(self.devices), self.failures)
 
     @asynccontextmanager
     async def _devices_at_work(self) -> AsyncIterator[None]:
@@ -200,7 +203,7 @@ class Search:
         self.display.search_started(self.study.study_id, finished)
         if self.again:
             self.display.show(f"if it is interrupted: {self.again}")
-        self.study.record_event(None, POOL, json.dumps(self._pool()))
+        self._record_pool()
         if finished >= self._limits.total:
             self.display.show(
                 f"nothing is left to do: the study has {finished} trials, and trials={self._limits.total} is the total "
@@ -208,6 +211,9 @@ class Search:
             )
         if self._limits.trials < self._limits.total:
             self.display.show(f"the grid has {self._limits.trials} points: the search ends there")
+
+    def _record_pool(self) -> None:
+        self.study.record_event(None, POOL, json.dumps(self._pool()))
 
     def _give_up(self, error: Exception) -> None:
         """End the search, as nothing can be stored any more."""

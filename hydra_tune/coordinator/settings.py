@@ -90,6 +90,9 @@ class SearchSettings:
     )
     devices: str = _setting("auto, 2xcpu, or cuda:0,cuda:1.", default="auto", stored=True)
     device_memory: str | int | None = _setting("Budget of each device, such as 8GiB.", default=None, stored=True)
+    cluster: str | None = _setting(
+        "Search on a Ray cluster: auto, or its head as HOST:PORT.", default=None, check=checks.cluster
+    )
     spill: str | None = _setting(
         "Directory for what processes hand to each other.", default=None, stored=True, check=checks.directory
     )

@@ -13,9 +13,18 @@ from pathlib import Path
 
 def text_with_imports(file: Path, folder: Path) -> str | None:
     """Return the text of `file` and its imports from `folder`, each under its name; None if unreadable."""
+    found = files_with_imports(file, folder)
+    if not found:
+        return None
+    others = sorted(found.keys() - {file})
+    return "\n".join([found[file], *(f"# {other.relative_to(folder)}\n{found[other]}" for other in others)])
+
+
+def files_with_imports(file: Path, folder: Path) -> dict[Path, str]:
+    """Return the text of `file` and of each file in `folder` that it imports; empty if it is unreadable."""
     text = _read(file)
     if text is None:
-        return None
+        return {}
     found: dict[Path, str] = {file: text}
     waiting = [file]
     while waiting:
@@ -24,8 +33,7 @@ def text_with_imports(file: Path, folder: Path) -> str | None:
             if imported not in found and (beside := _read(imported)) is not None:
                 found[imported] = beside
                 waiting.append(imported)
-    others = sorted(found.keys() - {file})
-    return "\n".join([text, *(f"# {other.relative_to(folder)}\n{found[other]}" for other in others)])
+    return found
 
 
 def _read(file: Path) -> str | None:
