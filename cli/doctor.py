@@ -27,6 +27,9 @@ def doctor(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Measure how fast this machine computes and moves bytes; for plans.")
     ] = False,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="Check every node of a Ray cluster too: auto, or HOST:PORT.")
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Check devices, memory, versions and the database."""
@@ -39,11 +42,24 @@ def doctor(
         "packages": _versions(),
         "database": _database(storage or default_storage()),
     }
+    if cluster is not None:
+        report["nodes"] = _nodes(cluster)
     if as_json:
         print_json(report)
     else:
         _print(report)
-    return 0 if report["database"]["ok"] else 2
+    return 0 if report["database"]["ok"] and all(node["ok"] for node in report.get("nodes", ())) else 2
+
+
+def _nodes(cluster: str) -> list[dict[str, Any]]:
+    """Return the state of each node of a cluster."""
+    from dataclasses import asdict
+
+    from hydra_tune.cluster.doctor import examine_cluster
+    from hydra_tune.coordinator import checks
+
+    checks.cluster("cluster", cluster)
+    return [{"ok": node.ok, **asdict(node)} for node in examine_cluster(cluster)]
 
 
 def _machine() -> dict[str, Any]:
@@ -186,6 +202,8 @@ def _print(report: dict[str, Any]) -> None:
             value = ", ".join(f"{package} {version}" for package, version in value.items())
         elif name == "rates":
             value = _said_rates(value)
+        elif name == "nodes":
+            value = "\n  ".join(["", *(node["says"] for node in value)])
         elif name == "database":
             advice = value["advice"]
             value = f"{value['url']}: {'ok' if value['ok'] else 'NOT OK'}, {value['says']}"

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import socket
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from hydra_tune.cluster.framing import Refused
 from hydra_tune.cluster.line import AGENT_SILENCE, Line, connect
 from hydra_tune.cluster.messages import Begin, Leave
 from hydra_tune.cluster.node_search import NodeSearch
+from hydra_tune.cluster.order import Order
 from hydra_tune.cluster.versions import versions
 from hydra_tune.core.errors import HydraTuneError
 
@@ -29,31 +28,6 @@ logger = logging.getLogger(__name__)
 
 ENDED, UNREACHABLE, REFUSED = 0, 3, 4
 """Exit codes: told to end or cut off; the coordinator's port cannot be reached; refused by the coordinator."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """What an agent is told when it is started."""
-
-    host: str
-    """Address of the coordinator."""
-    port: int
-    secret: str
-    """The search's secret, in hexadecimal."""
-    node: str
-    """Ray's id of the node."""
-    name: str
-    """The node's name for people."""
-    cpus: int
-    gpus: int
-
-    def text(self) -> str:
-        """Return the order as one line."""
-        return json.dumps(asdict(self)) + "\n"
-
-    @classmethod
-    def read(cls, line: str) -> Order:
-        return cls(**json.loads(line))
 
 
 async def serve(order: Order) -> int:
@@ -104,7 +78,7 @@ async def _search(line: Line, order: Order) -> None:
         await asyncio.wait([begun, *ends], return_when=asyncio.FIRST_COMPLETED)
         if begun.done():
             _enter(begun.result().cwd)
-            node = NodeSearch(begun.result(), line, order.cpus, order.gpus)
+            node = NodeSearch(begun.result(), line, order)
             working = asyncio.create_task(node.run())
             await asyncio.wait([working, *ends], return_when=asyncio.FIRST_COMPLETED)
             working.cancel()

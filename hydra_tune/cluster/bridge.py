@@ -18,9 +18,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra_tune.cluster.agent import Order
 from hydra_tune.cluster.bridge_messages import Connected, End, Free, Invite, Refused, Want
 from hydra_tune.cluster.membership import News, NodeNews
+from hydra_tune.cluster.order import Order
 from hydra_tune.engine.channel import Channel, Closed
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,8 @@ class Bridge:
             self.tell(News.FAILED, id, f"node {self.names[id]} has no device: Ray counts no CPU and no GPU there",
                       "start it with ray start --num-cpus")  # fmt: skip
             return
-        order = Order(invite.host, invite.port, invite.secret.hex(), id, self.names[id], max(1, cpus), gpus)
+        memory = int(node["Resources"].get("memory", 0))
+        order = Order(invite.host, invite.port, invite.secret.hex(), id, self.names[id], max(1, cpus), gpus, memory)
         options = {
             "num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0, "lifetime": "detached",
             "name": f"{self.names[id]}-{invite.run}-{self.counts.get(id, 0)}-{time.time_ns()}", "namespace": NAMESPACE,

@@ -26,6 +26,7 @@ from hydra_tune.cluster.messages import (
 )
 from hydra_tune.cluster.node_devices import node_devices
 from hydra_tune.cluster.node_study import NodeStudy, Reply
+from hydra_tune.cluster.order import Order
 from hydra_tune.cluster.shipping import CHECKPOINTS, Arriving, Sent, send_directory, send_weights, trial_of
 from hydra_tune.cluster.source_files import source_at, write_files
 from hydra_tune.coordinator.attempt_runner import AttemptRunner
@@ -47,10 +48,10 @@ from hydra_tune.training.progress import Progress
 class NodeSearch:
     """Runs attempts for the coordinator at the other end of the line; the engine's observer on this node."""
 
-    def __init__(self, begin: Begin, line: Line, cpus: int, gpus: int) -> None:
+    def __init__(self, begin: Begin, line: Line, order: Order) -> None:
         self._begin = begin
         self._line = line
-        self._cpus, self._gpus = cpus, gpus
+        self._order = order
         self._study = NodeStudy(line, self._checkpointed)
         self._stopping, self._out_of_time = asyncio.Event(), False
         self._rivals = 1
@@ -66,7 +67,11 @@ class NodeSearch:
         """Start the devices, and run attempts until cancelled."""
         try:
             devices = node_devices(
-                self._begin.settings.devices, self._begin.settings.device_memory, self._cpus, self._gpus
+                self._begin.settings.devices,
+                self._begin.settings.device_memory,
+                self._order.cpus,
+                self._order.gpus,
+                self._order.memory,
             )
             strategy = resolve(self._begin.settings.strategy, budgeted=self._begin.settings.device_memory is not None)
             strategy.check(len(devices))
@@ -76,7 +81,7 @@ class NodeSearch:
                 self._node = NodeRun(
                     source_at(self._begin.source, folder), self._begin.settings, devices, directories, strategy,
                     observer=self, at_once=len(devices), rivals=lambda: self._rivals, show=self._show,
-                    cores=self._cpus, python_path=[str(folder)],
+                    cores=self._order.cpus, python_path=[str(folder)],
                 )  # fmt: skip
                 async with self._node:
                     await self._node.check_build_loads(self._stopping)

@@ -81,6 +81,8 @@ class Nodes:
     refused: dict[str, HydraTuneError] = field(default_factory=dict)
     """Why nodes are not used, by name."""
     objective_seen: bool = False
+    ending: bool = False
+    """True once the search has no more work for nodes."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _too_small: dict[int, Size] = field(default_factory=dict)
     """Size of the largest node for which a trial was too large, by trial."""
@@ -263,6 +265,8 @@ class Nodes:
             del self.nodes[node.name]
         if before is State.DRAINING and not node.running:
             reason = "it was drained"
+        if self.ending:
+            return
         self.owner.note(None, "node", f"node {node.name} has left: {reason}")
         for running in node.running.values():
             if not running.ended.done():

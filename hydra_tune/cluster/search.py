@@ -61,7 +61,10 @@ class ClusterSearch(Search):
                 self._cluster.invite(host, port, secret)
                 self._cluster.want(min(self.settings.trials, self.settings.concurrency or self.settings.trials))
                 await self._first_node()
-                yield
+                try:
+                    yield
+                finally:
+                    self.nodes.ending = True
         finally:
             await self._cluster.close()
 
@@ -121,6 +124,8 @@ class ClusterSearch(Search):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._names: dict[str, str] = {}
+        self._pools: set[frozenset[str]] = set()
+        """Sets of devices that the search has had while trials ran."""
 
     def _refuse(self, name: str, error: HydraTuneError) -> None:
         self.nodes.refused[name] = error
@@ -144,6 +149,7 @@ class ClusterSearch(Search):
         """Take the present nodes into the display and the limits."""
         devices = {node.device(device.name): device.memory for node in self.nodes.ready for device in node.devices}
         self.display.set_devices(devices)
+        self._pools.add(frozenset(devices))
         self.makespan.devices = max(self.makespan.devices, len(devices))
         if self.study.opened:
             self._record_pool()
@@ -153,6 +159,7 @@ class ClusterSearch(Search):
     # A search on this machine has its devices instead
 
     def _attempts(self) -> RunsAttempts:
+        self._pools.clear()
         self.nodes_changed()
         return self.nodes
 
@@ -193,6 +200,10 @@ class ClusterSearch(Search):
             if alone_since is not None and (self._hopeless or loop.time() - alone_since > NO_NODE_SECONDS):
                 self._trials.give_up(self._hopeless or _no_node_left())
             await asyncio.sleep(LOOK_SECONDS)
+
+    def _makespan_line(self) -> str:
+        """Return the line about the makespan; none if the devices have changed, as there is no shortest one then."""
+        return super()._makespan_line() if len(self._pools) <= 1 else ""
 
     # Called by the nodes
 

@@ -103,7 +103,7 @@ class Search:
             self.runner = TrialRunner(self._strategy, self.study, self._attempts())
             await self._run_trials()
             await self._trials.announced()
-            line = self.makespan.line()
+            line = self._makespan_line()
             if line and not self.runner.attempts.objective_seen:
                 self.display.show(line)
             if self._trials.broken is not None:
@@ -152,6 +152,9 @@ class Search:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
             self._spill.ended()
+
+    def _makespan_line(self) -> str:
+        return self.makespan.line()
 
     def _pool(self) -> dict[str, int]:
         """Return the memory budget of each device in bytes."""

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hydra_tune.cluster.agent import Order
 from hydra_tune.cluster.membership import News, NodeNews
+from hydra_tune.cluster.order import Order
 
 
 @dataclass
@@ -19,6 +19,8 @@ class Machines:
     """A membership whose nodes are processes; each entry of `cpus` is a node with so many CPUs."""
 
     cpus: Sequence[int]
+    memory: Sequence[int] = ()
+    """Bytes of memory of each node, as far as given."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     wanted: list[int] = field(default_factory=list)
     _ids: itertools.count[int] = field(default_factory=itertools.count)
@@ -29,8 +31,8 @@ class Machines:
 
     def invite(self, host: str, port: int, secret: bytes) -> None:
         self._address = host, port, secret
-        for cpus in self.cpus:
-            self.join(cpus)
+        for i, cpus in enumerate(self.cpus):
+            self.join(cpus, self.memory[i] if i < len(self.memory) else 0)
 
     def want(self, trials: int) -> None:
         self.wanted.append(trials)
@@ -41,7 +43,7 @@ class Machines:
     def free(self, id: str) -> None:
         """Nothing to do: agents are not started again."""
 
-    def join(self, cpus: int) -> str:
+    def join(self, cpus: int, memory: int = 0) -> str:
         """Start an agent; from any thread."""
         host, port, secret = self._address
         name = f"n{next(self._ids)}"
@@ -50,7 +52,7 @@ class Machines:
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )  # fmt: skip
         assert process.stdin is not None
-        process.stdin.write(Order(host, port, secret.hex(), name, name, cpus, 0).text().encode())
+        process.stdin.write(Order(host, port, secret.hex(), name, name, cpus, 0, memory).text().encode())
         process.stdin.flush()
         self.processes[name] = process
         return name

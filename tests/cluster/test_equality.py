@@ -13,6 +13,7 @@ import hydra_tune as ht
 from hydra_tune.core.seeds import trial_seed
 from tests.candidates import rows, small_candidate
 from tests.cluster.conftest import Started
+from tests.cluster.slow_candidates import build_large
 
 EXACT: dict[str, Any] = {"whole": "whole", "shard": "shard", "pipeline": {"name": "pipeline", "microbatches": 2}}
 ARGUMENTS: dict[str, Any] = {"trials": 4, "sampler": "random", "seed": 5, "progress": False}
@@ -53,3 +54,9 @@ def test_other_strategies_run(strategy: str, machines: Started) -> None:
     machines([2, 1])
     result = ht.search(build, strategy=strategy, cluster="auto", trials=2, seed=5, progress=False)
     assert [record.state for record in result.trials] == ["COMPLETE"] * 2
+
+
+def test_a_trial_that_is_too_large_for_its_node_goes_to_a_larger_one(machines: Started) -> None:
+    machines([2, 1]).memory = (80 * 2**20, 2**30)
+    result = ht.search(build_large, strategy="auto", cluster="auto", trials=2, seed=5, progress=False)
+    assert [(record.state, record.device) for record in result.trials] == [("COMPLETE", "n1/cpu:0")] * 2
