@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra_tune.cluster.bridge_messages import Connected, End, Free, Invite, Refused, Want
+from hydra_tune.cluster.bridge_messages import Connected, End, Free, Invite, Joined, Refused, Want
 from hydra_tune.cluster.membership import News, NodeNews
 from hydra_tune.cluster.order import Order
 from hydra_tune.engine.channel import Channel, Closed
@@ -43,7 +43,8 @@ class Started:
     result: Any
     """Reference to the result of its run."""
     since: float
-    told_busy: bool = False
+    expected: bool = True
+    """True until it has connected, or its delay was told."""
 
 
 @dataclass
@@ -123,6 +124,10 @@ class Bridge:
             ready, _ = self.ray.wait([started.result], timeout=0)
             if ready:
                 self._ended(id, started)
+            elif started.expected and time.monotonic() - started.since > BUSY_SECONDS:
+                started.expected = False
+                self.tell(News.NOTED, id, f"node {self.names[id]} does not take part yet: something else on the "
+                          "cluster holds its CPUs or GPUs, or it cannot start Python")  # fmt: skip
 
     def _ended(self, id: str, started: Started) -> None:
         from hydra_tune.cluster.ray_agent import FINISHED, OF_NO_USE
@@ -141,13 +146,13 @@ class Bridge:
             self.left_alone.add(id)
             self.tell(News.FAILED, id, said if name in said else f"node {name} takes no part: {said}")
         elif how != FINISHED:
-            logger.info("node %s: %s", name, said)
+            self.tell(News.NOTED, id, f"node {name}: {said}; it gets another agent")
 
     def _look_for_drained(self) -> None:
         # Ray has no public call for this.
         from ray._private import state
 
-        draining = getattr(state.state, "get_draining_nodes", dict)()
+        draining: dict[str, int] = getattr(state.state, "get_draining_nodes", dict)()
         for id in draining:
             if id not in self.drained:
                 self.drained.add(id)
@@ -230,6 +235,9 @@ def _take_in(bridge: Bridge) -> bool:
                 bridge.invite = invite
                 bridge.names |= invite.connected
                 bridge.served = set(invite.connected)
+            case Joined(node=id) if id in bridge.started:
+                bridge.started[id].expected = False
+                bridge.counts.pop(id, None)
             case Free(node=id):
                 bridge.served.discard(id)
             case Want(trials=trials):

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from typing import IO, Any
 
-from hydra_tune.cluster.bridge_messages import Connected, End, Free, Invite, Refused, Want
+from hydra_tune.cluster.bridge_messages import Connected, End, Free, Invite, Joined, Refused, Want
 from hydra_tune.cluster.membership import News, NodeNews
 from hydra_tune.core.errors import HydraTuneError, SpecError
 from hydra_tune.engine.channel import Channel, Closed
@@ -71,6 +71,7 @@ class RayMembership:
     def connected(self, id: str, name: str) -> None:
         """Take note that a node's agent has connected."""
         self._connected[id] = name
+        self._send(Joined(id))
 
     def free(self, id: str) -> None:
         """Take note that a node's agent has left: it may get another."""

@@ -43,6 +43,13 @@ class Want:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """The agent of this node has connected to the coordinator."""
+
+    node: str
+
+
+@dataclass(frozen=True)
 class Free:
     """The agent of this node, started by an earlier bridge, has left."""
 

@@ -7,7 +7,10 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import sqlalchemy
 
 from hydra_tune.cluster.cluster_limits import ClusterLimits
 from hydra_tune.cluster.framing import new_secret
@@ -24,7 +27,7 @@ from hydra_tune.coordinator.files import StudyFiles
 from hydra_tune.coordinator.limits import Limits
 from hydra_tune.coordinator.search_run import Search
 from hydra_tune.coordinator.settings import SearchSettings
-from hydra_tune.core.errors import HydraTuneError
+from hydra_tune.core.errors import HydraTuneError, SpecError
 
 PORT = "HYDRA_TUNE_CLUSTER_PORT"
 """Environment variable with the port to which agents connect; else any free one."""
@@ -78,6 +81,8 @@ class ClusterSearch(Search):
                 reason = self._hopeless or self._nobody(loop.time() - since)
                 if reason is not None and not waiting.done():
                     raise reason
+            if waiting.done():
+                waiting.result()
         finally:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
@@ -103,6 +108,8 @@ class ClusterSearch(Search):
 
     async def _serve(self, hello: dict[str, Any], line: Line) -> None:
         id = str(hello.get("node", ""))
+        for before in [each for each in self.nodes.nodes.values() if each.id == id]:
+            self.nodes.lost(before, "another agent has taken its place")
         node = Node(id, self._free_name(hello["name"], id), line)
         self._cluster.connected(id, node.name)
         try:
@@ -123,6 +130,7 @@ class ClusterSearch(Search):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_storage(self.settings.storage)
         self._names: dict[str, str] = {}
         self._pools: set[frozenset[str]] = set()
         """Sets of devices that the search has had while trials ran."""
@@ -139,7 +147,7 @@ class ClusterSearch(Search):
             self.nodes.drain(node, news.text)
         elif news.kind is News.FAILED:
             self._refuse(news.name, HydraTuneError(news.text, news.hint))
-        elif news.kind is News.UNREACHABLE:
+        elif news.kind in (News.UNREACHABLE, News.NOTED):
             self.note(None, "cluster", news.text)
         elif news.kind is News.GAVE_UP:
             self._hopeless = HydraTuneError(news.text, news.hint)
@@ -246,6 +254,8 @@ class ClusterSearch(Search):
             self.study.record_spilled(sampled, sum(host for host, _ in every), sum(disk for _, disk in every))
 
 
+WORKING_DIRECTORIES = "/runtime_resources/working_dir_files/"
+"""Part of the path of the folder into which `ray job submit` unpacks a job's files."""
 SETTLED_SECONDS = 5.0
 """Seconds after which refused nodes end a search that has no others."""
 
@@ -257,6 +267,17 @@ def _for_nodes(settings: SearchSettings) -> SearchSettings:
         settings, storage="sqlite://", sampler="random", pruner=pruner, callbacks=(), catch=None, enqueue=(),
         progress=False, cluster=None,
     )  # fmt: skip
+
+
+def _check_storage(url: str) -> None:
+    """Raise a SpecError for an SQLite file in the folder that `ray job submit` makes and removes."""
+    database = sqlalchemy.make_url(url).database or ""
+    if url.startswith("sqlite") and WORKING_DIRECTORIES in str(Path(database).absolute()):
+        raise SpecError(
+            f"storage {url} would be in the folder of a Ray job, which is removed with the job, and may be on another "
+            "machine than yours",
+            "give a path outside of it such as sqlite:////home/you/study.db, or a database server",
+        )
 
 
 def _ray(settings: SearchSettings) -> Membership:
