@@ -43,6 +43,7 @@ from hydra_tune.strategies.base import Interrupted
 from hydra_tune.training.builds import Blueprint
 from hydra_tune.training.checkpoint_files import CheckpointFiles
 from hydra_tune.training.progress import Progress
+from hydra_tune.training.remote_trial import TrialInfo
 
 
 class NodeSearch:
@@ -156,26 +157,27 @@ class NodeSearch:
         facts = self._facts[number] = given.facts
         self._study.attempts[number] = attempt
         self._sent[attempt] = Sent.of(checkpoints)
-        outcome: Outcome | None = None
-        error: Exception | None = None
         try:
             outcome, error = await self._outcome(info, facts)
-            if outcome is None:
-                await self._send_checkpoints(number, attempt)
-            elif outcome.status is Status.COMPLETE:
-                await send_weights(self._line, attempt, self._files.weights(number))
             self._line.send(Ended(number, attempt, outcome, facts, error))
         finally:
             self._tidy(number, attempt)
 
-    async def _outcome(self, info: Any, facts: TrialFacts) -> tuple[Outcome | None, Exception | None]:
-        """Return an attempt's outcome, None if it was interrupted; and the error that is not its own, if any."""
+    async def _outcome(self, info: TrialInfo, facts: TrialFacts) -> tuple[Outcome | None, Exception | None]:
+        """Run an attempt and send its files; return its outcome, None if it was interrupted, and an error not its own.
+
+        Such an error is raised at the coordinator, and ends the search there.
+        """
         assert self._attempts is not None
         try:
-            return await self._attempts.run(info, facts), None
+            outcome = await self._attempts.run(info, facts)
+            if outcome.status is Status.COMPLETE:
+                await send_weights(self._line, info.attempt, self._files.weights(info.number))
+            return outcome, None
         except Interrupted:
+            await self._send_checkpoints(info.number, info.attempt)
             return None, None
-        except Exception as error:  # noqa: BLE001 - raised at the coordinator, where it ends the search
+        except Exception as error:  # noqa: BLE001 - raised at the coordinator
             return None, _portable(error)
 
     def _tidy(self, number: int, attempt: str) -> None:

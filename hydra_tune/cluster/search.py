@@ -145,7 +145,7 @@ class ClusterSearch(Search):
         node = next((each for each in self.nodes.nodes.values() if each.id == news.node), None)
         if news.kind is News.DRAINED and node is not None:
             self.nodes.drain(node, news.text)
-        elif news.kind is News.FAILED:
+        elif news.kind is News.FAILED and news.name not in self.nodes.refused:
             self._refuse(news.name, HydraTuneError(news.text, news.hint))
         elif news.kind in (News.UNREACHABLE, News.NOTED):
             self.note(None, "cluster", news.text)

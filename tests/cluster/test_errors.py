@@ -34,8 +34,9 @@ def test_sqlite_in_the_folder_of_a_job(tmp_path: Path) -> None:
 def test_a_strategy_that_no_node_can_run(machines: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hydra_tune.cluster.search.SETTLED_SECONDS", 0.0)
     machines([1])
+    strategy = {"name": "elastic", "workers_per_client": 2}
     with pytest.raises(HydraTuneError, match="no node can be used: a client of 2 workers cannot run on 1 devices"):
-        ht.search(build_small, cluster="auto", strategy={"name": "elastic", "workers_per_client": 2}, trials=1, progress=False)
+        ht.search(build_small, cluster="auto", strategy=strategy, trials=1, progress=False)
 
 
 def test_an_agent_that_cannot_reach_the_port_says_so(capfd: pytest.CaptureFixture[str]) -> None:

@@ -128,6 +128,18 @@ def test_a_node_that_joins_is_used(machines: Started, at_checkpoint: Any, undist
     assert {str(record.device).partition("/")[0] for record in result.trials} == {"n0", "n1"}
 
 
+def test_an_interrupted_search_goes_on_from_the_checkpoints_that_came_home(
+    machines: Started, at_checkpoint: Any, undisturbed: list[float | None]
+) -> None:
+    machines([1, 1])
+    at_checkpoint(2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        ht.search(build_slow, cluster="auto", study="s", progress=False, **GIVEN)
+    machines([1])
+    result = ht.search(build_slow, cluster="auto", study="s", resume=True, progress=False, **GIVEN)
+    assert values(result) == undisturbed
+
+
 SEEDS = range(int(os.environ.get("HYDRA_TUNE_CLUSTER_SEEDS", "2")))
 
 
