@@ -11,7 +11,7 @@ from hydra_tune.cluster.messages import Answer, Ask
 from hydra_tune.cluster.node import Node
 from hydra_tune.coordinator.display import Display
 from hydra_tune.coordinator.study_thread import StudyThread
-from hydra_tune.engine.unit import Failure, Unit, UnitResult
+from hydra_tune.engine.unit import Failure, Role, Unit, UnitResult
 
 
 class Observing(Protocol):
@@ -120,9 +120,9 @@ class NodeCalls:
             case "call", _:
                 self._call(node, ask)
             case "unit_started", (Unit() as unit, str(device)):
-                search.unit_started(unit, node.device(device))
+                search.unit_started(unit, _named(node, unit, device))
             case "unit_ended", (Unit() as unit, UnitResult() as result):
-                search.unit_ended(unit, _placed(node, result))
+                search.unit_ended(unit, _placed(node, unit, result))
             case "late_result", (Unit() as unit, str(device)):
                 search.late_result(unit, node.device(device))
             case "progress", (blueprint, progress):
@@ -138,11 +138,16 @@ class NodeCalls:
                 study.record_event(number, "refused", f"node {node.name} said {ask.name!r}, which is not known")
 
 
-def _placed(node: Node, result: UnitResult) -> UnitResult:
+def _named(node: Node, unit: Unit, device: str) -> str:
+    """Return a device's name among all nodes; builders, which are no devices, keep theirs."""
+    return node.device(device) if unit.role is Role.DEVICE else device
+
+
+def _placed(node: Node, unit: Unit, result: UnitResult) -> UnitResult:
     """Return a result with the device's name among all nodes, and times by the coordinator's clock."""
     ahead = node.clock.seconds
     steps = tuple(replace(step, started=step.started - ahead) for step in result.steps)
-    return replace(result, device=node.device(result.device), started=result.started - ahead, steps=steps)
+    return replace(result, device=_named(node, unit, result.device), started=result.started - ahead, steps=steps)
 
 
 def _unit(ask: Ask) -> Unit:

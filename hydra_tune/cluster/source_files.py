@@ -22,10 +22,15 @@ LARGEST_BYTES = 64 * 2**20
 
 def source_files(source: Source) -> dict[str, bytes]:
     """Return the user's modules by path relative to the folder from which they are imported."""
-    found: dict[str, bytes] = {}
+    beginnings: dict[Path, list[Path]] = {}
     for folder, file in _beginnings(source):
-        for path in files_with_imports(file, folder):
-            found.setdefault(path.relative_to(folder).as_posix(), path.read_bytes())
+        beginnings.setdefault(folder, []).append(file)
+    found: dict[str, bytes] = {}
+    for folder, files in beginnings.items():
+        names = {path.relative_to(folder): path for path in files_with_imports(files, folder)}
+        # This package is installed on every node: a part of it would hide the whole.
+        ours = {name.as_posix(): path for name, path in names.items() if name.parts[0] != "hydra_tune"}
+        found = {name: path.read_bytes() for name, path in ours.items()} | found
     size = sum(map(len, found.values()))
     if size > LARGEST_BYTES:
         raise SpecError(
@@ -65,15 +70,22 @@ def _beginnings(source: Source) -> Iterator[tuple[Path, Path]]:
 
 def _loaded() -> Iterator[tuple[Path, Path]]:
     """Yield the modules that this process has loaded from the user's folders, each with its folder."""
-    folders = _user_folders()
+    folders, installed = _user_folders(), _installed()
     for name, module in list(sys.modules.items()):
         text = getattr(module, "__file__", None)
         if not isinstance(text, str) or not text.endswith(".py") or name.partition(".")[0] == "hydra_tune":
             continue
         path = Path(text).resolve()
-        inside = [folder for folder in folders if path.is_relative_to(folder)]
-        if inside and not any(path.is_relative_to(place) for place in _installed()):
-            yield max(inside, key=lambda folder: len(folder.parts)), path
+        folder = _folder_of(getattr(getattr(module, "__spec__", None), "name", name), path)
+        if folder in folders and not any(path.is_relative_to(place) for place in installed):
+            yield folder, path
+
+
+def _folder_of(name: str, path: Path) -> Path:
+    """Return the folder from which a module of this name was imported; a script's own folder."""
+    parts = name.split(".")
+    tail = (*parts, "__init__.py") if path.name == "__init__.py" else (*parts[:-1], f"{parts[-1]}.py")
+    return path.parents[len(tail) - 1] if path.parts[-len(tail) :] == tail else path.parent
 
 
 def _user_folders() -> list[Path]:
