@@ -2,15 +2,14 @@
 
 The cost is that of a trivial objective of 5 parameters and 10 reports on two nodes of one CPU, from the first to the
 last trial's end, so that start-up is excluded. Scaling is measured with objectives that sleep 0.5 s, on four nodes, as
-a share of the ideal. `--against PYTHON` names the interpreter of another checkout: the cost of a search without the
-flag here is compared with that there.
+a share of the ideal. `--against FOLDER` names another checkout with its .venv: the cost of a search without the flag
+here is compared with that there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import hydra_tune as ht
@@ -59,16 +59,20 @@ def scaling(address: str, nodes: int, trials: int) -> float:
     return trials * SLEEP_SECONDS / nodes / (max(trial.datetime_complete.timestamp() for trial in found) - began)
 
 
-def local_in(python: str, trials: int) -> float:
-    """Return the cost of a trial of a search without the flag, by the hydra_tune of this interpreter."""
-    done = subprocess.run([python, "-c", LOCAL, str(trials)], check=True, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": os.getcwd()})  # fmt: skip
+def local_in(folder: Path, trials: int) -> float:
+    """Return the cost of a trial of a search without the flag, by the hydra_tune of this checkout."""
+    python = folder / ".venv" / "bin" / "python"
+    done = subprocess.run([python, "-c", LOCAL, str(trials)], check=True, capture_output=True, text=True, cwd=folder)
     return float(done.stdout.split()[-1])
 
 
 def tune_on(address: str, trials: int) -> float:
     import ray
+    from ray import cloudpickle
 
+    from benchmarks import overhead
+
+    cloudpickle.register_pickle_by_value(overhead)  # nodes do not have this package
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     try:
         return ray_tune(trials)
@@ -80,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
     parser.add_argument("--rounds", type=int, default=None, help="how often each system is measured")
-    parser.add_argument("--against", default=None, help="the interpreter of another checkout")
+    parser.add_argument("--against", type=Path, default=None, help="another checkout, with its .venv")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     rounds, scale = options.rounds or (1 if options.quick else 3), 0.2 if options.quick else 1.0
@@ -103,8 +107,8 @@ def main() -> None:
     everything["vs_ray_tune"] = ratios(measured["ray_tune_ms_per_trial"], measured["ms_per_trial"])
     if options.against:
         trials = int(1000 * scale)
-        pythons = {"here": sys.executable, "there": options.against}
-        compared = interleaved({name: partial(local_in, python, trials) for name, python in pythons.items()}, rounds)
+        folders = {"here": Path(__file__).parents[1], "there": options.against}
+        compared = interleaved({name: partial(local_in, folder, trials) for name, folder in folders.items()}, rounds)
         pairs = zip(compared["here"], compared["there"], strict=True)
         everything["local_overhead_change"] = [here / there - 1 for here, there in pairs]
     everything["simulated_vs_one_pool"] = [simulated()]

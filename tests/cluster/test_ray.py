@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import threading
@@ -19,7 +20,9 @@ from hydra_tune.storage.details import events
 from tests.cluster.raylets import Raylets, agents_of, bridges, until
 from tests.cluster.slow_candidates import build_slow
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'hydra-tune[ray]'")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'hydra-tune[ray]'"
+)
 
 ROOT = Path(__file__).parents[2]
 GIVEN: dict[str, Any] = {"sampler": "random", "seed": 5, "strategy": "whole", "checkpoint_seconds": 0.2}
