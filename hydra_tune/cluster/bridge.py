@@ -136,7 +136,7 @@ class Bridge:
         self.ended[id] = time.monotonic()
         try:
             how, said = self.ray.get(started.result)
-        except Exception as error:  # noqa: BLE001 - whatever Ray raises for an actor that could not run
+        except Exception as error:  # whatever Ray raises for an actor that could not run
             how, said = _why(error)
         finally:
             self._kill(started)
@@ -177,7 +177,7 @@ class Bridge:
     def _kill(self, started: Started) -> None:
         try:
             self.ray.kill(started.actor)
-        except Exception as error:  # noqa: BLE001 - it has ended with its node
+        except Exception as error:  # it has ended with its node
             logger.debug("an actor could not be ended: %s", error)
 
 
@@ -209,7 +209,7 @@ def serve(channel: Channel, address: str) -> None:
     """Serve the coordinator at the other end of the channel until it ends."""
     try:
         ray = connect(address)
-    except Exception as error:  # noqa: BLE001 - told to the coordinator, which raises it for the user
+    except Exception as error:  # told to the coordinator, which raises it for the user
         channel.send(Refused(" ".join(str(error).split())[:400]))
         return
     bridge = Bridge(channel, ray)

@@ -75,7 +75,7 @@ def _examined(ray: Any, host: str, port: int, probe: Path) -> Iterator[NodeState
     for name, cpus, gpus, call in asked:
         try:
             yield state(name, cpus, gpus, ray.get(call, timeout=ANSWER_SECONDS))
-        except Exception as error:  # noqa: BLE001 - whatever Ray raises for a node that cannot run a function
+        except Exception as error:  # whatever Ray raises for a node that cannot run a function
             text = " ".join(str(error).split())
             why = "hydra-tune is not installed there" if "No module named 'hydra_tune" in text else text[-300:]
             yield NodeState(name, (why,), f"{name}: NOT OK, {why}")

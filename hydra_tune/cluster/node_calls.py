@@ -84,7 +84,7 @@ class NodeCalls:
                     node.line.send(Answer(ask.ask, await study.suggest(number, ask.attempt, name, choices)))
                 case _:
                     raise ValueError(f"a node cannot ask for {ask.name!r}")
-        except Exception as error:  # noqa: BLE001 - raised where it is awaited, on the node
+        except Exception as error:  # raised where it is awaited, on the node
             node.line.send(Answer(ask.ask, error=error))
 
     def _call(self, node: Node, ask: Ask) -> None:

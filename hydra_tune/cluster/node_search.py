@@ -177,7 +177,7 @@ class NodeSearch:
         except Interrupted:
             await self._send_checkpoints(info.number, info.attempt)
             return None, None
-        except Exception as error:  # noqa: BLE001 - raised at the coordinator
+        except Exception as error:  # raised at the coordinator
             return None, _portable(error)
 
     def _tidy(self, number: int, attempt: str) -> None:
@@ -268,6 +268,6 @@ def _portable(error: Exception) -> Exception:
     """Return an error that can be pickled, with the same text."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - whatever an error's own pickling raises
+    except Exception:  # whatever an error's own pickling raises
         return HydraTuneError(f"{type(error).__name__}: {error}")
     return error

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
-from hydra_tune.engine.scenario import Outcome, Ran, Scenario
+from hydra_tune.engine.scenario import Ran, Scenario, ScenarioOutcome
 from hydra_tune.engine.scheduler import Ready, ReadyUnits, WorkerView, tuned
 from hydra_tune.engine.unit import Role
 
 
-def simulate(scenario: Scenario, trace: list[Ran] | None = None) -> Outcome:
+def simulate(scenario: Scenario, trace: list[Ran] | None = None) -> ScenarioOutcome:
     """Run the scenario to its end; append every unit to `trace` if given."""
     lengths, to_come = scenario.lengths(), iter(range(scenario.trials))
     nodes = [_Simulation(scenario, lengths, to_come, trace, node) for node in range(scenario.nodes)]
@@ -176,11 +176,11 @@ class _Simulation:
         return trial
 
 
-def _outcome(scenario: Scenario, nodes: list[_Simulation], makespan: float) -> Outcome:
+def _outcome(scenario: Scenario, nodes: list[_Simulation], makespan: float) -> ScenarioOutcome:
     devices, lengths = scenario.devices * scenario.nodes, nodes[0].lengths
     units, work = sum(count for count, _ in lengths), [count * seconds for count, seconds in lengths]
     bound = max(*work, sum(work) / devices)
-    return Outcome(
+    return ScenarioOutcome(
         units=units, makespan=makespan, lower_bound=bound, makespan_vs_bound=makespan / bound,
         utilization=sum(node.busy for node in nodes) / (devices * makespan),
         same_model_residency=sum(node.same for node in nodes) / units,
