@@ -136,10 +136,13 @@ class Bridge:
         self.ended[id] = time.monotonic()
         try:
             how, said = self.ray.get(started.result)
+        except self.ray.exceptions.ActorUnavailableError:
+            # That may pass, and its agent goes on: the lease of its line decides.
+            self.served.add(id)
+            return
         except Exception as error:  # whatever Ray raises for an actor that could not run
             how, said = _why(error)
-        finally:
-            self._kill(started)
+        self._kill(started)
         name = self.names[id]
         self.counts[id] = self.counts.get(id, 0) + 1
         if how == OF_NO_USE or self.counts[id] >= ATTEMPTS:
@@ -191,6 +194,8 @@ def _why(error: Exception) -> tuple[str, str]:
         return OF_NO_USE, f"{missing[1]} is not installed there"
     if "memory" in text.lower() and "kill" in text.lower():
         return DIED, "Ray ended its agent because the node was short of memory"
+    if type(error).__name__ == "ActorDiedError":
+        return DIED, "its agent has died, alone or with Ray's processes there"
     return DIED, text[:300]
 
 

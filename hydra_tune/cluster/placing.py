@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+LARGER = 1.1
+"""Factor from which a node counts as larger: free memory differs a little between any two looks."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -19,7 +22,8 @@ class Size:
 
     def holds_more_than(self, other: Size) -> bool:
         """True if a trial that does not fit the other node may fit this one."""
-        return self.device > other.device or self.devices > other.devices or self.host > other.host
+        pairs = (self.device, other.device), (self.devices, other.devices), (self.host, other.host)
+        return any(ours > LARGER * theirs for ours, theirs in pairs)
 
 
 @dataclass(frozen=True)

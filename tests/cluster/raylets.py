@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
 
@@ -122,7 +121,3 @@ def until(true: object, seconds: float = 60.0) -> None:
     while not true():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.1)
-
-
-def folder_exists(path: str) -> bool:
-    return Path(path).exists()
