@@ -30,6 +30,9 @@ def doctor(
     devices: Annotated[
         bool, typer.Option("--devices", help="Train a small model with each strategy on each device, and compare.")
     ] = False,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="Check every node of a Ray cluster too: auto, or HOST:PORT.")
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Check devices, memory, versions and the database."""
@@ -43,11 +46,25 @@ def doctor(
         "database": _database(storage or default_storage()),
         **({"checks": _checks()} if devices else {}),
     }
+    if cluster is not None:
+        report["nodes"] = _nodes(cluster)
     if as_json:
         print_json(report)
     else:
         _print(report)
-    return 0 if report["database"]["ok"] and all(check["ok"] for check in report.get("checks", ())) else 2
+    checked = [*report.get("checks", ()), *report.get("nodes", ())]
+    return 0 if report["database"]["ok"] and all(each["ok"] for each in checked) else 2
+
+
+def _nodes(cluster: str) -> list[dict[str, Any]]:
+    """Return the state of each node of a cluster."""
+    from dataclasses import asdict
+
+    from hydra_tune.cluster.doctor import examine_cluster
+    from hydra_tune.coordinator import checks
+
+    checks.cluster("cluster", cluster)
+    return [{"ok": node.ok, **asdict(node)} for node in examine_cluster(cluster)]
 
 
 def _machine() -> dict[str, Any]:
@@ -209,6 +226,8 @@ def _print(report: dict[str, Any]) -> None:
             value = ", ".join(f"{package} {version}" for package, version in value.items())
         elif name == "rates":
             value = _said_rates(value)
+        elif name == "nodes":
+            value = "\n  ".join(["", *(node["says"] for node in value)])
         elif name == "database":
             advice = value["advice"]
             value = f"{value['url']}: {'ok' if value['ok'] else 'NOT OK'}, {value['says']}"

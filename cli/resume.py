@@ -13,7 +13,8 @@ from hydra_tune.cli.running import run_and_print
 @with_settings(
     trials="A new total of trials.", n_trials="Number of further trials to run.", storage=None,
     devices="Other devices than before.", device_memory="Another budget of each device.",
-    spill="Another directory than before.", timeout=None, allow_changes="Continue with another build or space.",
+    cluster="Continue on a Ray cluster: auto, or its head as HOST:PORT.", spill="Another directory than before.",
+    timeout=None, allow_changes="Continue with another build or space.",
 )  # fmt: skip
 def resume(study: Study, *, trust: Trust = None, quiet: Quiet = False, as_json: Json = False, **flags: Any) -> int:
     """Continue a study: finished trials stay, interrupted ones resume from their checkpoints."""

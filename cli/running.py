@@ -41,7 +41,8 @@ def run_and_print(ready: SearchSpec, *, storage: str | None, as_json: bool) -> i
     # A URL with a password is not printed, and one with *** could not be used.
     place = "" if not storage else f" --storage {shlex.quote(shown)}" if shown == storage else ' --storage "$URL"'
     trust = trust_flags(ready.source.describe())
-    resume = f"{program()} resume {name}{place}{trust}"
+    cluster = f" --cluster {settings.cluster}" if settings.cluster else ""
+    resume = f"{program()} resume {name}{place}{cluster}{trust}"
     try:
         result = run_search(ready.source, settings, space=ready.space, again=resume)
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 def simulate(
     trials: Annotated[int, typer.Option(help="Number of trials.")] = 64,
-    devices: Annotated[int, typer.Option(help="Number of devices.")] = 8,
+    devices: Annotated[int, typer.Option(help="Number of devices; with --nodes, on each node.")] = 8,
+    nodes: Annotated[int, typer.Option(help="Number of nodes; a trial stays on the one where it began.")] = 1,
     concurrency: Annotated[int | None, typer.Option(help="Trials in flight; default one more than devices.")] = None,
     policy: Annotated[str, typer.Option(help="lazy-lrtf, lrtf, srtf, fifo, fair or random.")] = "lazy-lrtf",
     units: Annotated[int, typer.Option(help="Mean number of units per trial.")] = 60,
@@ -43,15 +45,23 @@ def simulate(
     from hydra_tune.engine.simulator import simulate as run
 
     scenario = Scenario(
-        trials=trials, devices=devices, concurrency=concurrency, policy=policy, units=units, spread=spread,
+        trials=trials, devices=devices, nodes=nodes, concurrency=concurrency, policy=policy, units=units, spread=spread,
         unit_seconds=unit_seconds, state_bytes=_size("state_bytes", state_bytes) or 0, slack=slack, seed=seed,
         device_memory=_size("device_memory", device_memory), bandwidth=_size("bandwidth", bandwidth) or 0,
     )  # fmt: skip
     outcome = run(scenario)
+    one_pool = run(_one_pool(scenario)) if nodes > 1 else None
     if as_json:
-        print_json({"scenario": scenario, **vars(outcome)})
+        more = {} if one_pool is None else {"vs_one_pool": outcome.makespan / one_pool.makespan}
+        print_json({"scenario": scenario, **vars(outcome), **more})
     else:
-        _print(scenario, outcome)
+        _print(scenario, outcome, one_pool)
+
+
+def _one_pool(scenario: Scenario) -> Scenario:
+    """Return the scenario with the devices of all nodes on one."""
+    in_flight = None if scenario.concurrency is None else scenario.concurrency * scenario.nodes
+    return replace(scenario, nodes=1, devices=scenario.devices * scenario.nodes, concurrency=in_flight)
 
 
 def _size(name: str, text: str | None) -> int | None:
@@ -65,16 +75,20 @@ def _size(name: str, text: str | None) -> int | None:
         raise SpecError(f"{name} cannot be {quoted(text)}", error.hint) from error
 
 
-def _print(scenario: Scenario, outcome: ScenarioOutcome) -> None:
+def _print(scenario: Scenario, outcome: ScenarioOutcome, one_pool: ScenarioOutcome | None) -> None:
     from hydra_tune.core.devices import format_bytes
 
+    devices = scenario.devices * scenario.nodes
     lines = {
-        "units": f"{outcome.units:,} of {scenario.trials:,} trials on {scenario.devices:,} devices, {scenario.policy}",
+        "units": f"{outcome.units:,} of {scenario.trials:,} trials on {devices:,} devices, {scenario.policy}",
         "makespan": f"{outcome.makespan:,.1f} s",
         "lower bound": f"{outcome.lower_bound:,.1f} s; the makespan is {outcome.makespan_vs_bound:.4f} of it",
         "utilisation": f"{outcome.utilization:.1%}",
         "same-model residency": f"{outcome.same_model_residency:.1%} of units; {outcome.switches:,} switches",
         "moved": format_bytes(outcome.moved_bytes),
     }
+    if one_pool is not None:
+        ratio = outcome.makespan / one_pool.makespan
+        lines["nodes"] = f"{scenario.nodes:,}; the makespan is {ratio:.4f} of that of one pool of all devices"
     for name, text in lines.items():
         typer.echo(f"{name}: {text}")

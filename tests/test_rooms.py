@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = (
     "core", "storage", "engine", "spill", "graph", "training", "strategies", "planner", "search_spaces", "coordinator",
-    "lightning", "automl", "dashboard", "cli",
+    "cluster", "lightning", "automl", "dashboard", "cli",
 )  # fmt: skip
 """Each room may import from those before it."""
 PLACES = {"search_spaces": ROOT / "search_spaces", "storage": ROOT / "storage", "cli": ROOT / "cli"}

@@ -14,8 +14,8 @@ from typing import Any
 from hydra_tune.coordinator.building import Building
 from hydra_tune.coordinator.deadlines import Deadlines
 from hydra_tune.coordinator.settings import SearchSettings
-from hydra_tune.coordinator.study_thread import StudyThread
 from hydra_tune.coordinator.trial_facts import TrialFacts
+from hydra_tune.coordinator.trial_study import TrialStudy
 from hydra_tune.core.errors import CandidateError, NoRoom, WorkerLost, nearest
 from hydra_tune.core.states import Outcome, Status
 from hydra_tune.engine.remaining import Survival, expected_remaining
@@ -43,7 +43,7 @@ class Attempt(TrialRun):
     facts: TrialFacts
     strategy: Strategy
     settings: SearchSettings
-    study: StudyThread
+    study: TrialStudy
     building: Building
     deadlines: Deadlines
     survival: Survival

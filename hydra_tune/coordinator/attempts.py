@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Protocol
 
-from hydra_tune.coordinator.attempt import Attempt
-from hydra_tune.coordinator.building import Building
-from hydra_tune.coordinator.deadlines import Deadlines
 from hydra_tune.coordinator.files import StudyFiles
 from hydra_tune.coordinator.retries import Failed, RetryPolicy
-from hydra_tune.coordinator.settings import SearchSettings
 from hydra_tune.coordinator.study import Asked
 from hydra_tune.coordinator.study_thread import StudyThread
 from hydra_tune.coordinator.trial_facts import TrialFacts
 from hydra_tune.core.states import Outcome, Status
-from hydra_tune.engine.engine import Engine
-from hydra_tune.engine.remaining import Survival
-from hydra_tune.planner.admission import Admission
 from hydra_tune.strategies.base import Interrupted, Strategy
-from hydra_tune.training.builds import Blueprint
 from hydra_tune.training.checkpoint_files import CheckpointFiles
 from hydra_tune.training.kept_files import remove
-from hydra_tune.training.progress import Progress
 from hydra_tune.training.remote_trial import TrialInfo
 
 logger = logging.getLogger(__name__)
+
+
+class RunsAttempts(Protocol):
+    """Runs attempts: on the devices of this machine, or on the nodes of a cluster."""
+
+    @property
+    def objective_seen(self) -> bool:
+        """True once `build` is known to be an ordinary objective."""
+        ...
+
+    async def run(self, info: TrialInfo, facts: TrialFacts) -> Outcome:
+        """Run one attempt to its end; raise Interrupted, Elsewhere, or NoRoom if the search cannot go on."""
+        ...
+
+
+class Elsewhere(Exception):
+    """An attempt ended because of its node alone: the trial gets another attempt, which costs no retry."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.error)
+        self.outcome = outcome
 
 
 @dataclass(frozen=True)
@@ -41,38 +53,13 @@ class Ended:
 
 @dataclass
 class TrialRunner:
-    """Runs the trials of one search and keeps measurements that serve later trials."""
+    """Runs the trials of one search."""
 
-    settings: SearchSettings
-    source_file: str
     strategy: Strategy
-    engine: Engine
     study: StudyThread
-    stopping: Callable[[], bool]
-    out_of_time: Callable[[], bool]
-    """True if running trials are to end with the epochs they have."""
-    on_candidates: Callable[[], None]
-    """Called when `build` is known to return candidates."""
-    on_progress: Callable[[int, Blueprint, Progress], None]
-    show: Callable[[str], None]
-    directory_losses: Callable[[], int]
-    """Times that a directory of this run was found to be removed, and was made again."""
-    profiles: Path
-    """Directory of the measured costs of models."""
-    admission: Admission
-    look_at_spill: Callable[[], Awaitable[None]] | None = None
-    """Counts the bytes in the spill store now."""
-    at_once: int = 1
-    """Most trials on the devices at the same time."""
+    attempts: RunsAttempts
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     facts: dict[int, TrialFacts] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.deadlines = Deadlines(self.settings.deadline)
-        self.survival = Survival(
-            pruner=self.settings.pruner not in (None, "none"), maximize=self.settings.directions[0] == "maximize"
-        )
-        self.building = Building(self.engine, self.strategy, self.source_file, self.deadlines, self.on_candidates)
 
     @property
     def files(self) -> StudyFiles:
@@ -92,15 +79,14 @@ class TrialRunner:
             info = await self.study.begin_attempt(asked, number, failed)
             before = facts.checkpoints, facts.trained
             try:
-                outcome = await self._attempt(info, facts).run()
-                if facts.written_bytes and facts.spilled_bytes is None and self.look_at_spill is not None:
-                    await self.look_at_spill()  # a short trial ends between two checks
+                outcome = await self.attempts.run(info, facts)
             except Interrupted:
                 self.study.end_attempt(info.attempt, Outcome(Status.INTERRUPTED))
                 return None
-            finally:
-                self.engine.drop(info.attempt)
-                self.admission.release(asked.number)
+            except Elsewhere as error:
+                logger.info("trial %d: %s, going on elsewhere", asked.number, error)
+                failed = (info.attempt, error.outcome)
+                continue
             history.append(Failed(outcome.status, progressed=(facts.checkpoints, facts.trained) != before))
             if outcome.status in (Status.COMPLETE, Status.PRUNED) or not self.retries.again(history):
                 break
@@ -110,7 +96,7 @@ class TrialRunner:
 
     async def _tell(self, number: int, attempt: str, outcome: Outcome) -> Ended:
         facts = self.facts.pop(number)
-        if not facts.strategy and not self.building.objective_seen:
+        if not facts.strategy and not self.attempts.objective_seen:
             facts.strategy = self.strategy.name
         outcome, surplus = await self.study.tell(number, attempt, outcome, **facts.stored())
         return Ended(outcome, facts.trained, surplus)
@@ -128,14 +114,3 @@ class TrialRunner:
             remove(self.files.kept(other))
             if ended.trained:
                 self.files.weights(other).unlink(missing_ok=True)
-
-    def _attempt(self, info: TrialInfo, facts: TrialFacts) -> Attempt:
-        return Attempt(
-            number=info.number, seed=info.seed, attempt=info.attempt, info=info, facts=facts,
-            metric=self.settings.metrics[0], maximize=self.settings.directions[0] == "maximize",
-            weights=self.files.weights(info.number), checkpoints=self.files.checkpoints(info.number),
-            profiles=self.profiles, engine=self.engine, at_once=self.at_once, strategy=self.strategy,
-            settings=self.settings, study=self.study, building=self.building, deadlines=self.deadlines,
-            survival=self.survival, stopping=self.stopping, ends_now=self.out_of_time, on_progress=self.on_progress,
-            show=self.show, directory_losses=self.directory_losses,
-        )  # fmt: skip

@@ -63,6 +63,19 @@ def seconds(what: str, value: object) -> None:
         raise SpecError(f"{what} cannot be {quoted(value)}", "give seconds, more than 0")
 
 
+def cluster(what: str, value: object) -> None:
+    """Check for the address of a Ray cluster: auto, or HOST:PORT."""
+    text = value if isinstance(value, str) else ""
+    if text.startswith("ray://"):
+        raise SpecError(
+            f"{what} cannot be {quoted(value)}: a search does not run through Ray's client",
+            "run it on a machine of the cluster: ray job submit -- hydra-tune search ... --cluster auto",
+        )
+    host, _, port = text.rpartition(":")
+    if text != "auto" and not (host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise SpecError(f"{what} cannot be {quoted(value)}", "give auto, or the head's address such as 10.0.0.1:6379")
+
+
 def directory(what: str, value: object) -> None:
     """Check for an existing directory."""
     if not (isinstance(value, str | Path) and Path(value).is_dir()):

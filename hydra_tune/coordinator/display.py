@@ -9,6 +9,7 @@ import contextlib
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,9 @@ from hydra_tune.training.progress import Progress
 
 LONGEST_SHOWN = 600
 """Characters of a trial's error on its line; the database has more."""
+
+MOST_ROWS = 16
+"""Devices that are shown one by one; of more, a row for each node is shown."""
 
 
 @dataclass
@@ -116,6 +120,10 @@ class Display:
         """Continue with other settings, such as more trials."""
         self.settings = self.view.settings = settings
 
+    def set_devices(self, names: Iterable[str]) -> None:
+        """Go on with other devices, as nodes of a cluster have joined or left."""
+        self.view.devices = {name: self.view.devices.get(name, DeviceRow()) for name in names}
+
     def show(self, text: str) -> None:
         """Show a line from elsewhere: a worker's print, a traceback, a warning."""
 
@@ -137,7 +145,7 @@ class Display:
             self.view.devices[device] = DeviceRow(unit.trial, unit.kind)
 
     def unit_ended(self, unit: Unit, result: UnitResult) -> None:
-        if unit.role is Role.DEVICE:
+        if unit.role is Role.DEVICE and result.device in self.view.devices:
             self.view.devices[result.device].kind = ""
         row = self.view.trials.get(unit.trial)
         if row is not None and result.peak_bytes:
@@ -160,7 +168,7 @@ class PlainDisplay(Display):
         super().search_started(study_id, finished)
         done = f", {finished} of them done" if finished else ""
         self.show(
-            f"study {self.settings.study}: {self._budget()}{done}, on {', '.join(self.view.devices)}, "
+            f"study {self.settings.study}: {self._budget()}{done}, on {place_of(self.view.devices)}, "
             f"in {masked(self.settings.storage)}"
         )
 
@@ -241,8 +249,10 @@ class LiveDisplay(Display):
         table = Table(box=None, pad_edge=False, header_style="dim")
         for column in ("device", "trial", "doing", "epoch", "loss", "batches/s", "memory"):
             table.add_column(column, justify="left" if column in ("device", "doing") else "right")
-        for name, device in view.devices.items():
+        for name, device in view.devices.items() if len(view.devices) <= MOST_ROWS else ():
             table.add_row(*self._device_cells(name, device))
+        for name, devices in by_node(view.devices).items() if len(view.devices) > MOST_ROWS else ():
+            table.add_row(*self._node_cells(name, devices))
         return Group(head, overall, table, self._best())
 
     def _device_cells(self, name: str, device: DeviceRow) -> list[str]:
@@ -257,6 +267,11 @@ class LiveDisplay(Display):
             format_bytes(row.peak_bytes) if row.peak_bytes else "",
         ]  # fmt: skip
 
+    def _node_cells(self, name: str, devices: list[DeviceRow]) -> list[str]:
+        trials = {device.trial for device in devices if device.trial in self.view.trials}
+        busy = sum(bool(device.kind) for device in devices)
+        return [name, f"{len(trials)} trials", f"{busy} of {len(devices)} busy"]
+
     def _best(self) -> Any:
         from rich.text import Text
 
@@ -266,6 +281,22 @@ class LiveDisplay(Display):
         return Text.assemble(
             ("best ", "dim"), (f"{self.settings.metrics[0]} {value:.6g}", "bold green"), f"  trial {number}"
         )
+
+
+def by_node(devices: Mapping[str, DeviceRow]) -> dict[str, list[DeviceRow]]:
+    """Return the devices of each node; those of a search on one machine have no node in their names."""
+    nodes: dict[str, list[DeviceRow]] = {}
+    for name, device in devices.items():
+        nodes.setdefault(name.rpartition("/")[0] or name, []).append(device)
+    return nodes
+
+
+def place_of(devices: Mapping[str, DeviceRow]) -> str:
+    """Return where a search runs, on one line: its devices, or its nodes with their numbers of devices."""
+    nodes = by_node(devices)
+    if len(devices) <= MOST_ROWS:
+        return ", ".join(devices)
+    return f"{len(devices)} devices of {len(nodes)} nodes" if len(nodes) < len(devices) else f"{len(devices)} devices"
 
 
 def make_display(settings: SearchSettings, devices: tuple[Device, ...]) -> Display:

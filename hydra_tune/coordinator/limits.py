@@ -42,12 +42,21 @@ class Limits:
     @property
     def at_once(self) -> int:
         """Most trials in flight."""
-        # One more than devices if trials move: while one is cut or saved in the builder, every device has another.
         if self._settings.concurrency is not None:
             return self._settings.concurrency
+        return self.at_once_on(self.devices)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self._devices
+
+    def at_once_on(self, devices: int) -> int:
+        """Return how many trials keep so many devices of one machine busy."""
+        # One more than devices if trials move: while one is cut or saved in the builder, every device has another.
         if self._strategy.plans and not self._strategy.builds_apart and not self.candidates_seen:
-            return self._devices  # an objective takes one device each, and candidates are not yet known to come
-        return self._strategy.trials_at_once(self._devices)
+            return devices  # an objective takes one device each, and candidates are not yet known to come
+        return self._strategy.trials_at_once(devices)
 
     def counted(self, elsewhere: int) -> int:
         """Return how many trials that ended elsewhere count: all for a total, none for `n_trials`, which run here."""
@@ -60,7 +69,7 @@ class Limits:
     def has_room(self, running: int, ended: int) -> bool:
         """True if one more trial may begin; while the machine is short of memory, only when none runs."""
         # Else the last trial would be alone on one device, while the others are idle.
-        among_the_last = self._takes_turns and self.trials - ended - running <= self._devices
+        among_the_last = self._takes_turns and self.trials - ended - running <= self.devices
         return (running < self.at_once or among_the_last) and not (running and is_low())
 
     @property

@@ -48,7 +48,7 @@ class Makespan:
 
     def line(self) -> str:
         """Return a line for people; empty if nothing ran."""
-        if not self.bound:
+        if not self.work or not self.bound:
             return ""
         longest = self.longest >= sum(self.work.values()) / self.devices
         least = "the longest trial" if longest else f"all work spread over {self.devices} devices"

@@ -88,7 +88,7 @@ class _PlanOnly(Search):
 
     def _note(self, outcome: Outcome) -> None:
         super()._note(outcome)
-        if self.runner.building.objective_seen or outcome.values is not None:
+        if self.runner.attempts.objective_seen or outcome.values is not None:
             raise InputError(
                 "build returned a number: an ordinary objective runs as it is, on one device",
                 "return a Candidate to have its training planned",

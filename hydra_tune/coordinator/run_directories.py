@@ -80,12 +80,22 @@ def run_directories(spill: str | None) -> Iterator[RunDirectories]:
     A directory that the user names is the only one. Directories of killed searches are removed first.
     """
     _check_current_folder()
-    default = [*([str(SHARED_MEMORY)] if _is_roomy() else []), tempfile.gettempdir()]
-    directories = RunDirectories([str(spill)] if spill else default)
+    directories = RunDirectories([str(spill)] if spill else _default_places())
     try:
         yield directories
     finally:
         directories.remove()
+
+
+def remove_abandoned() -> None:
+    """Remove the directories of searches of this user that were killed."""
+    for place in _default_places():
+        for abandoned in abandoned_directories(Path(place)):
+            shutil.rmtree(abandoned, ignore_errors=True)
+
+
+def _default_places() -> list[str]:
+    return [*([str(SHARED_MEMORY)] if _is_roomy() else []), tempfile.gettempdir()]
 
 
 def abandoned_directories(place: Path) -> list[Path]:

@@ -5,6 +5,7 @@ The run itself is a `Search` (`search_run.py`), which runs trials one by one thr
 
 from __future__ import annotations
 
+import importlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
@@ -21,8 +22,8 @@ from hydra_tune.coordinator.run_directories import run_directories
 from hydra_tune.coordinator.sampling import draws_by_number, make_pruner, make_sampler
 from hydra_tune.coordinator.search_run import Search
 from hydra_tune.coordinator.settings import SearchSettings, make_settings
-from hydra_tune.core.devices import parse_devices
-from hydra_tune.core.errors import SearchFailed
+from hydra_tune.core.devices import Device, parse_devices
+from hydra_tune.core.errors import SearchFailed, SpecError
 from hydra_tune.planner.resolve import resolve
 from hydra_tune.training.source import Build, PickledSource, Source
 
@@ -39,6 +40,7 @@ def search(
     devices: str = "auto",
     devices_per_trial: int = 1,
     device_memory: str | int | None = None,
+    cluster: str | None = None,
     spill: str | None = None,
     strategy: str | Mapping[str, Any] | Sequence[Any] = "auto",
     sampler: str | Mapping[str, Any] | optuna.samplers.BaseSampler | None = "tpe",
@@ -84,14 +86,21 @@ def run_search(
     again: str = "",
 ) -> SearchResult:
     """Run a search whose settings are already checked; `again` is the command that resumes it."""
-    devices = parse_devices(settings.devices, settings.device_memory, settings.devices_per_trial)
     # Check these before anything is created.
     check_files_directory(settings.storage)
-    resolve(settings.strategy, budgeted=settings.device_memory is not None).check(len(devices))
+    strategy = resolve(settings.strategy, budgeted=settings.device_memory is not None)
+    devices: tuple[Device, ...] = ()
+    if settings.cluster is not None and settings.devices_per_trial > 1:
+        raise SpecError(
+            f"devices_per_trial={settings.devices_per_trial} cannot be used with cluster", "leave one of them out"
+        )
+    if settings.cluster is None:
+        devices = parse_devices(settings.devices, settings.device_memory, settings.devices_per_trial)
+        strategy.check(len(devices))
     later = settings.seed if draws_by_number(settings.sampler) else secrets.randbelow(2**31)
     sampler, pruner = make_sampler(settings.sampler, seed=later, space=space), make_pruner(settings.pruner)
     with run_directories(settings.spill) as directories, make_display(settings, devices) as display:
-        whole_search = Search(source, settings, devices, display, directories, space, again)
+        whole_search = _kind(settings)(source, settings, devices, display, directories, space, again)
         run_in_event_loop(whole_search)
     result = SearchResult(settings.storage, settings.study, load_build or source.load, read_only=False,
                           sampler=sampler, pruner=pruner)  # fmt: skip
@@ -105,3 +114,11 @@ def run_search(
         failed.result = result
         raise failed
     return result
+
+
+def _kind(settings: SearchSettings) -> type[Search]:
+    """Return the class of search: on this machine, or on a cluster, of which nothing is imported otherwise."""
+    if settings.cluster is None:
+        return Search
+    kind: type[Search] = importlib.import_module("hydra_tune.cluster.search").ClusterSearch
+    return kind

@@ -8,43 +8,37 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra_tune.coordinator.actions import Obeying
-from hydra_tune.coordinator.attempts import TrialRunner
-from hydra_tune.coordinator.building import NO_TRIAL, check_build_loads
+from hydra_tune.coordinator.attempt_runner import AttemptRunner
+from hydra_tune.coordinator.attempts import RunsAttempts, TrialRunner
+from hydra_tune.coordinator.building import NO_TRIAL
 from hydra_tune.coordinator.display import Display
 from hydra_tune.coordinator.failures import Failures
 from hydra_tune.coordinator.interrupts import Signals
 from hydra_tune.coordinator.limits import Limits
 from hydra_tune.coordinator.makespan import Makespan
+from hydra_tune.coordinator.node_run import NodeRun
 from hydra_tune.coordinator.outage import Outage
 from hydra_tune.coordinator.run_directories import RunDirectories
 from hydra_tune.coordinator.settings import SearchSettings
-from hydra_tune.coordinator.spill_watch import LOOK_SECONDS, SpillWatch
 from hydra_tune.coordinator.study import OwnedStudy
 from hydra_tune.coordinator.study_thread import StudyThread
 from hydra_tune.coordinator.trial_loop import TrialLoop
 from hydra_tune.core.devices import Device, cores
 from hydra_tune.core.errors import InputError, MachineError, StorageError
 from hydra_tune.core.states import Outcome
-from hydra_tune.engine.engine import Engine
-from hydra_tune.engine.scheduler import POLICIES, SLOTS
 from hydra_tune.engine.unit import Role, Unit, UnitResult
 from hydra_tune.engine.worker_processes import LocalProcesses, Processes
-from hydra_tune.planner.admission import Admission, Room
-from hydra_tune.planner.auto import Auto
-from hydra_tune.planner.planner import Planner
 from hydra_tune.planner.question import Survey
-from hydra_tune.planner.rates import known_rates
 from hydra_tune.planner.resolve import resolve
 from hydra_tune.storage.details import POOL
 from hydra_tune.strategies.base import Strategy
-from hydra_tune.strategies.pool import Pool
-from hydra_tune.training.builds import SOURCE_FILE, write_source
 from hydra_tune.training.side_effects import LOST_CHANGE
 from hydra_tune.training.source import Source
 
@@ -85,17 +79,11 @@ class Search:
         self._strategy = self.strategy or resolve(
             self.settings.strategy, budgeted=self.settings.device_memory is not None
         )
-        self._limits = Limits(self.settings, self._strategy, len(self.devices), self.failures)
+        self._limits = self._make_limits()
         self.makespan = Makespan(len(self.devices))
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self.interrupted:
             self._interrupt()
-        self._at_once = min(self.settings.trials, self._limits.at_once)
-        cpus = [device.memory for device in self.devices if device.torch_device == "cpu"]
-        self._admission = Admission(Room.here(self.directories.paths, sum(cpus)), self.display.show)
-        if isinstance(self._strategy, Auto):
-            self._strategy = dataclasses.replace(self._strategy, planner=self._planner())
-        engine = self._engine()
         self.study = StudyThread(
             lambda: OwnedStudy(self.settings, self.space, self.source),
             Outage(self.settings.database_patience, self.display.show),
@@ -104,11 +92,8 @@ class Search:
         with Signals(self._interrupt, self.display.restore_terminal):
             try:
                 # The template imports torch while the database is opened.
-                async with engine:
-                    source_file = write_source(self.source, self.directories.paths[0])
-                    first = Role.BUILDER if self._strategy.builds_apart else Role.DEVICE
-                    await check_build_loads(engine, source_file, first, self._stop, self.settings.deadline)
-                    await self._run_study(engine, source_file)
+                async with self._devices_at_work():
+                    await self._run_study()
             except StorageError as error:
                 if not self.again or not self.study.opened:
                     raise
@@ -119,102 +104,94 @@ class Search:
                 hint = f"nothing is lost; go on with: {self.again}" if self.study.opened else "search again"
                 raise MachineError.of(error, hint) from error
 
-    async def _run_study(self, engine: Engine, source_file: str) -> None:
+    async def _run_study(self) -> None:
         async with self.study:
             self._limits.total = self.study.total
             self.display.set_settings(dataclasses.replace(self.settings, trials=self.study.total))
-            self.runner = self._trial_runner(engine, source_file)
+            self.runner = TrialRunner(self._strategy, self.study, self._attempts())
             await self._run_trials()
             await self._trials.announced()
-            line = self.makespan.line()
-            if line and not self.runner.building.objective_seen:
+            line = self._makespan_line()
+            if line and not self.runner.attempts.objective_seen:
                 self.display.show(line)
             if self._trials.broken is not None:
                 raise self._trials.broken
 
-    def _engine(self) -> Engine:
-        folder = self.source.folder()
-        policy = POLICIES[self._strategy.policy]
-        return Engine(
-            self.devices,
-            observer=self,
-            directory=self.directories.paths[0],
-            overflow=self.directories.paths[1:],
-            python_path=[folder] if folder else [],
-            expect=self._at_once,
-            policy=policy,
-            slots=1 if self._strategy.gangs or self._strategy.spans_devices else policy.slots,
-            slots_alone=1 if self._strategy.gangs else SLOTS,
-            warm=_imported_ahead(self._strategy) if self.source.uses_torch() else {},
-            processes=self.processes,
-            builders=self._builders,
-        )
+    # The devices of this machine; a search on a cluster has nodes instead
 
-    @property
-    def _builders(self) -> int:
-        """Most builders: two where trials take turns and each is cut before it trains, so that devices start sooner."""
-        cuts = self._strategy.builds_apart and not (self._strategy.spans_devices or self._strategy.gangs)
-        return min(2, len(self.devices)) if cuts else 1
+    def _make_limits(self) -> Limits:
+        return Limits(self.settings, self._strategy, len(self.devices), self.failures)
 
-    def _trial_runner(self, engine: Engine, source_file: str) -> TrialRunner:
-        return TrialRunner(
-            settings=self.settings,
-            source_file=source_file,
-            strategy=self._strategy,
-            engine=engine,
-            study=self.study,
-            at_once=self._at_once,
-            admission=self._admission,
-            profiles=self.profiles or self.study.files.profiles,
-            stopping=self._stop.is_set,
-            out_of_time=self._limits.ends_trials,
-            on_candidates=self._expect_candidates,
-            on_progress=self.display.trial_progress,
-            show=self.display.show,
-            directory_losses=self._directory_losses,
+    @asynccontextmanager
+    async def _devices_at_work(self) -> AsyncIterator[None]:
+        """Start the devices and import the build function there; end them at the end."""
+        self.node = NodeRun(
+            self.source, self.settings, self.devices, self.directories, self._strategy, observer=self,
+            at_once=min(self.settings.trials, self._limits.at_once), rivals=self._rivals, show=self.display.show,
+            cores=cores(), surveys=self.surveys, processes=self.processes,
+        )  # fmt: skip
+        async with self.node:
+            await self.node.check_build_loads(self._stop)
+            yield
+
+    def _attempts(self) -> RunsAttempts:
+        """Return what runs attempts; the study is open."""
+        node = self.node
+        self._spill = node.spill_watch(self.study, self._saw_spilled)
+        self._attempts_here = AttemptRunner(
+            settings=self.settings, source_file=node.source_file, strategy=node.strategy, engine=node.engine,
+            study=self.study, files=self.study.files, profiles=self.profiles or self.study.files.profiles,
+            admission=node.admission, stopping=self._stop.is_set, out_of_time=self._limits.ends_trials,
+            on_candidates=self._expect_candidates, on_progress=self.display.trial_progress, show=self.display.show,
+            directory_losses=self._directory_losses, look_at_spill=self._spill.look, at_once=node.at_once,
+        )  # fmt: skip
+        return self._attempts_here
+
+    @asynccontextmanager
+    async def _looked_after(self) -> AsyncIterator[None]:
+        """Look after the spill store and the directories while trials run."""
+        beside = (
+            asyncio.create_task(self._spill.until_cancelled(), name="spill store"),
+            asyncio.create_task(self._keep_directories(), name="directories"),
         )
+        try:
+            yield
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+            self._spill.ended()
+
+    def _makespan_line(self) -> str:
+        return self.makespan.line()
+
+    def _pool(self) -> dict[str, int]:
+        """Return the memory budget of each device in bytes."""
+        return {device.name: device.memory for device in self.devices}
 
     def _directory_losses(self) -> int:
         """Make removed directories of this run again; return how many times that was necessary."""
-        if self.directories.restore(SOURCE_FILE):
-            write_source(self.source, self.directories.paths[0])
-            lost = "a directory of this search was removed and is made again"
-            if not self.runner.building.objective_seen:
-                # Workers refer to files that are gone, such as a data set that is sent once.
-                lost += "; running trials start again from their checkpoints"
-                self.runner.engine.restart_workers("the directory of its search was removed")
-            self.display.show(lost)
-            self.study.record_event(None, "directory", lost)
-        return self.directories.losses
+        return self.node.directory_losses(self.study, candidates=not self.runner.attempts.objective_seen)
 
     async def _keep_directories(self) -> None:
         """Check this run's directories repeatedly; end the search if a removed one cannot be made again."""
         try:
-            while True:
-                await asyncio.sleep(LOOK_SECONDS)
-                self._directory_losses()
+            await self.node.keep_directories(self._directory_losses)
         except (InputError, OSError) as error:
             self._trials.give_up(error)
-
-    def _planner(self) -> Planner:
-        room = self._admission.room
-        pool = Pool.of(self.devices, host_bytes=room.host, disk_bytes=room.disk, cores=cores())
-        known = known_rates()
-        crowding = known.crowding if known is not None and pool.cpu and pool.devices > 1 else 1.0
-        return Planner(pool, self._rivals, self._admission, crowding=crowding, surveys=self.surveys)
 
     def _expect_candidates(self) -> None:
         """Allow one more trial in flight, as trials are now built apart from their devices."""
         if not self._limits.candidates_seen:
             self._limits.candidates_seen = True
             self._trials.limits_raised()
-            self.runner.engine.warm_up(_imported_ahead(self._strategy))
+            self.node.candidates_seen()
 
     def _rivals(self) -> int:
         return self._limits.rivals(self._trials.finished, self._trials.running)
 
     async def _run_trials(self) -> None:
-        """Run the loop of trials, and beside it the tasks that look for actions and at the spill store."""
+        """Run the loop of trials, and beside it the task that looks for actions."""
         waiting = await self.study.interrupted()
         finished = await self.study.finished()
         self._limits.points = self.study.trial_limit
@@ -225,27 +202,20 @@ class Search:
         self.runner.tidy_left_overs({asked.number for asked in waiting})
         self._show_beginning(finished)
         actions = Obeying(self, self.study)
-        spill = SpillWatch(self.directories.paths, self.study.record_spilled, self._saw_spilled)
-        self.runner.look_at_spill = spill.look
-        beside = (
-            asyncio.create_task(actions.until_cancelled(), name="actions"),
-            asyncio.create_task(spill.until_cancelled(), name="spill store"),
-            asyncio.create_task(self._keep_directories(), name="directories"),
-        )
-        try:
-            await self._trials.run(waiting, actions.look)
-        finally:
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*self._trials.cancel(), *beside, return_exceptions=True)
-            spill.ended()
+        obeying = asyncio.create_task(actions.until_cancelled(), name="actions")
+        async with self._looked_after():
+            try:
+                await self._trials.run(waiting, actions.look)
+            finally:
+                obeying.cancel()
+                await asyncio.gather(*self._trials.cancel(), obeying, return_exceptions=True)
 
     def _show_beginning(self, finished: int) -> None:
         """Show and record that the search has begun."""
         self.display.search_started(self.study.study_id, finished)
         if self.again:
             self.display.show(f"if it is interrupted: {self.again}")
-        self.study.record_event(None, POOL, json.dumps({device.name: device.memory for device in self.devices}))
+        self._record_pool()
         if finished >= self._limits.total:
             self.display.show(
                 f"nothing is left to do: the study has {finished} trials, and trials={self._limits.total} is the total "
@@ -253,6 +223,9 @@ class Search:
             )
         if self._limits.trials < self._limits.total:
             self.display.show(f"the grid has {self._limits.trials} points: the search ends there")
+
+    def _record_pool(self) -> None:
+        self.study.record_event(None, POOL, json.dumps(self._pool()))
 
     def _give_up(self, error: Exception) -> None:
         """End the search, as nothing can be stored any more."""
@@ -337,16 +310,8 @@ class Search:
             self._said_lost_change = True
             self.display.show(f"note: {args[1]}")
         if name == "memory":
-            self.runner.building.measured(*args)
+            self._attempts_here.measured(*args)
             return
         if name == "checkpointed" and unit.trial in self.runner.facts:
             self.runner.facts[unit.trial].checkpoints += 1
         self.study.answer(unit, name, args, reply)
-
-
-def _imported_ahead(strategy: Strategy) -> dict[Role, Sequence[str]]:
-    """Return the modules that workers need for candidates, imported while the database is opened."""
-    # The first optimizer of a process imports torch._dynamo, which takes half as long as torch itself.
-    every = ("torch", "torch._dynamo", "hydra_tune.training.prepared", "hydra_tune.strategies.whole.units")
-    surveys = ("hydra_tune.planner.survey",) if strategy.plans else ()
-    return {Role.DEVICE: every, Role.BUILDER: (*every, *surveys)}

@@ -95,6 +95,9 @@ class SearchSettings:
         "Devices that each trial of an objective has.", int, default=1, stored=True, check=checks.whole
     )
     device_memory: str | int | None = _setting("Budget of each device, such as 8GiB.", default=None, stored=True)
+    cluster: str | None = _setting(
+        "Search on a Ray cluster: auto, or its head as HOST:PORT.", default=None, check=checks.cluster
+    )
     spill: str | None = _setting(
         "Directory for spilled state and for data that processes exchange.",
         default=None,

@@ -17,8 +17,11 @@ class Scenario:
 
     trials: int = 64
     devices: int = 8
+    """Devices of each node."""
+    nodes: int = 1
+    """Machines; a trial stays on the one where it began."""
     concurrency: int | None = None
-    """Trials in flight; by default one more than devices, as in a search by `shard`."""
+    """Trials in flight on each node; by default one more than devices, as in a search by `shard`."""
     policy: str = "lazy-lrtf"
     units: int = 60
     """Mean number of units per trial."""
@@ -39,7 +42,7 @@ class Scenario:
     def __post_init__(self) -> None:
         if self.policy not in FOR_WHOLE_TRIALS:
             raise SpecError(f"policy cannot be {quoted(self.policy)}", nearest(self.policy, FOR_WHOLE_TRIALS))
-        for name in ("trials", "devices", "concurrency", "units", "bandwidth"):
+        for name in ("trials", "devices", "nodes", "concurrency", "units", "bandwidth"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise SpecError(f"{name} cannot be {getattr(self, name)}", "give a whole number of at least 1")
         if not 0 < self.unit_seconds < math.inf:

@@ -3,14 +3,15 @@
 It uses the same `ReadyUnits` as the engine, with units of the same shape: some steps of one trial, at most about a
 second. Each trial in flight has one unit at a time, which any device may take; when a trial ends, the next begins. A
 trial's state stays on the device where it last ran until other trials need the memory there; a device that takes up a
-trial without its state waits for the state.
+trial without its state waits for the state. With several nodes a trial stays on the node where it began.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from heapq import heappop, heappush
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 
 from hydra_tune.engine.scenario import Ran, Scenario, ScenarioOutcome
 from hydra_tune.engine.scheduler import Ready, ReadyUnits, WorkerView, tuned
@@ -19,19 +20,45 @@ from hydra_tune.engine.unit import Role
 
 def simulate(scenario: Scenario, trace: list[Ran] | None = None) -> ScenarioOutcome:
     """Run the scenario to its end; append every unit to `trace` if given."""
-    return _Simulation(scenario, trace).run()
+    lengths, to_come = scenario.lengths(), iter(range(scenario.trials))
+    nodes = [_Simulation(scenario, lengths, to_come, trace, node) for node in range(scenario.nodes)]
+    in_flight = scenario.concurrency or scenario.devices + 1
+    for _ in range(in_flight):  # one to each node in turn, as the least loaded node gets the next
+        for node in nodes:
+            node.take_next()
+    for node in nodes:
+        node.hand_out(0.0)
+    # Nodes meet only where they take trials: of all nodes, that with the earliest event goes on.
+    waiting = [(node.events[0][0], at) for at, node in enumerate(nodes) if node.events]
+    heapify(waiting)
+    now = 0.0
+    while waiting:
+        now, at = heappop(waiting)
+        nodes[at].step()
+        if nodes[at].events:
+            heappush(waiting, (nodes[at].events[0][0], at))
+    return _outcome(scenario, nodes, now)
 
 
 class _Simulation:
-    """Simulation state between events; an event is the end of a unit. Trials and devices are numbers."""
+    """State of one node between events; an event is the end of a unit. Trials and devices are numbers."""
 
-    def __init__(self, scenario: Scenario, trace: list[Ran] | None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        lengths: list[tuple[int, float]],
+        to_come: Iterator[int],
+        trace: list[Ran] | None,
+        node: int,
+    ) -> None:
+        """`to_come` yields the trials that have not begun, to all nodes."""
         trials, devices = scenario.trials, scenario.devices
+        self.first_device = node * devices
         self.scenario, self.trace = scenario, trace
-        self.lengths = scenario.lengths()
+        self.lengths = lengths
         policy = tuned(scenario.policy, slack=scenario.slack, seed=scenario.seed)
         self.ready, self.slots = ReadyUnits(policy), policy.slots
-        self.to_come = iter(range(trials))
+        self.to_come = to_come
         self.done = [0] * trials
         """Units of each trial that have ended."""
         self.home: list[int | None] = [None] * trials
@@ -50,26 +77,25 @@ class _Simulation:
         self.count = itertools.count()
         self.busy, self.same, self.switches, self.moved = 0.0, 0, 0, 0
 
-    def run(self) -> ScenarioOutcome:
-        in_flight = self.scenario.concurrency or self.scenario.devices + 1
-        for trial in itertools.islice(self.to_come, in_flight):
+    def take_next(self) -> None:
+        """Begin the next trial, if there is one."""
+        for trial in itertools.islice(self.to_come, 1):
             self.make_ready(trial)
-        now = 0.0
+
+    def step(self) -> None:
+        """Go on to the next moment at which units end."""
+        now = self.events[0][0]
+        ended = []
+        while self.events and self.events[0][0] == now:  # units that end at the same time are dispatched together
+            ended.append(self.end(now, heappop(self.events)[2]))
+        if self.slots > 1:
+            self.hand_out(now)  # like the engine, which does not wait for the trials' next units then
+        for trial in ended:
+            if self.done[trial] < self.lengths[trial][0]:
+                self.make_ready(trial)
+            else:
+                self.replace(trial)
         self.hand_out(now)
-        while self.events:
-            now = self.events[0][0]
-            ended = []
-            while self.events and self.events[0][0] == now:  # units that end at the same time are dispatched together
-                ended.append(self.end(now, heappop(self.events)[2]))
-            if self.slots > 1:
-                self.hand_out(now)  # like the engine, which does not wait for the trials' next units then
-            for trial in ended:
-                if self.done[trial] < self.lengths[trial][0]:
-                    self.make_ready(trial)
-                else:
-                    self.replace(trial)
-            self.hand_out(now)
-        return self.outcome(now)
 
     def make_ready(self, trial: int) -> None:
         """Offer the trial's next unit to the scheduler."""
@@ -87,8 +113,7 @@ class _Simulation:
         home = self.home[ended]
         assert home is not None
         self.inside[home].pop(ended, None)
-        for trial in itertools.islice(self.to_come, 1):
-            self.make_ready(trial)
+        self.take_next()
 
     def hand_out(self, now: float) -> None:
         """Fill running slots first, then next slots, in device order like the engine."""
@@ -120,7 +145,7 @@ class _Simulation:
         self.switches += self.ran[device] not in (None, trial)
         self.ran[device] = trial
         if self.trace is not None:
-            self.trace.append(Ran(trial, self.done[trial], device, now, begins, begins + seconds))
+            self.trace.append(Ran(trial, self.done[trial], self.first_device + device, now, begins, begins + seconds))
 
     def bring(self, device: int, trial: int) -> float:
         """Move the trial's state to the device; return the seconds for writing and reading it."""
@@ -150,12 +175,14 @@ class _Simulation:
             self.begin(now, device)
         return trial
 
-    def outcome(self, makespan: float) -> ScenarioOutcome:
-        devices, units = self.scenario.devices, sum(count for count, _ in self.lengths)
-        work = [count * seconds for count, seconds in self.lengths]
-        bound = max(*work, sum(work) / devices)
-        return ScenarioOutcome(
-            units=units, makespan=makespan, lower_bound=bound, makespan_vs_bound=makespan / bound,
-            utilization=self.busy / (devices * makespan), same_model_residency=self.same / units,
-            switches=self.switches, moved_bytes=self.moved,
-        )  # fmt: skip
+
+def _outcome(scenario: Scenario, nodes: list[_Simulation], makespan: float) -> ScenarioOutcome:
+    devices, lengths = scenario.devices * scenario.nodes, nodes[0].lengths
+    units, work = sum(count for count, _ in lengths), [count * seconds for count, seconds in lengths]
+    bound = max(*work, sum(work) / devices)
+    return ScenarioOutcome(
+        units=units, makespan=makespan, lower_bound=bound, makespan_vs_bound=makespan / bound,
+        utilization=sum(node.busy for node in nodes) / (devices * makespan),
+        same_model_residency=sum(node.same for node in nodes) / units,
+        switches=sum(node.switches for node in nodes), moved_bytes=sum(node.moved for node in nodes),
+    )  # fmt: skip

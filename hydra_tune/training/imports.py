@@ -7,25 +7,30 @@ elsewhere, such as installed packages, are assumed not to change between two run
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
 def text_with_imports(file: Path, folder: Path) -> str | None:
     """Return the text of `file` and its imports from `folder`, each under its name; None if unreadable."""
-    text = _read(file)
-    if text is None:
+    found = files_with_imports([file], folder)
+    if not found:
         return None
-    found: dict[Path, str] = {file: text}
-    waiting = [file]
+    others = sorted(found.keys() - {file})
+    return "\n".join([found[file], *(f"# {other.relative_to(folder)}\n{found[other]}" for other in others)])
+
+
+def files_with_imports(files: Iterable[Path], folder: Path) -> dict[Path, str]:
+    """Return the texts of the readable ones among `files`, and of each file in `folder` that they import."""
+    found = {file: text for file in files if (text := _read(file)) is not None}
+    waiting = list(found)
     while waiting:
         importing = waiting.pop()
         for imported in _imported_files(importing, found[importing], folder):
             if imported not in found and (beside := _read(imported)) is not None:
                 found[imported] = beside
                 waiting.append(imported)
-    others = sorted(found.keys() - {file})
-    return "\n".join([text, *(f"# {other.relative_to(folder)}\n{found[other]}" for other in others)])
+    return found
 
 
 def _read(file: Path) -> str | None:

@@ -19,6 +19,7 @@ from optuna._warnings import optuna_warn
 from optuna.distributions import BaseDistribution, CategoricalDistribution, check_distribution_compatibility
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from hydra_tune.core.errors import InputError
 from hydra_tune.core.metric_value import is_complex
 from hydra_tune.training.kept_files import keep_file
 from hydra_tune.training.remote_study import RemoteStudy
@@ -47,7 +48,7 @@ class TrialInfo:
     """Directory for an objective's own checkpoints; removed when the trial has ended."""
     checkpoint_seconds: float = 10.0
     files: Path | None = None
-    """Directory for what user code keeps with the trial."""
+    """Directory for what user code keeps with the trial; None on a node of a cluster."""
     trial_id: int = -1
     study_id: int = -1
     study: str = ""
@@ -168,7 +169,8 @@ class RemoteTrial(Trial):
 
         It replaces an earlier copy of that name, and stays while the trial is among the study's best.
         """
-        assert self._info.files is not None, "a trial of a search has a directory"
+        if self._info.files is None:
+            raise InputError("trial.keep cannot be used on a cluster", "write to storage that all nodes share")
         return keep_file(path, self._info.files, name)
 
     def metrics(self, step: int, metrics: dict[str, float]) -> None:

@@ -122,3 +122,20 @@ def test_no_schedule_does_two_units_of_a_trial_at_once_or_begins_too_many(data: 
     )  # fmt: skip
     trace: list[Ran] = []
     check(scenario, simulate(scenario, trace), trace)
+
+
+def test_with_nodes_a_trial_stays_where_it_began() -> None:
+    trace: list[Ran] = []
+    outcome = simulate(Scenario(trials=40, nodes=4, devices=2), trace)
+    assert outcome.units == len(trace)
+    nodes = {ran.trial: {each.device // 2 for each in trace if each.trial == ran.trial} for ran in trace}
+    assert all(len(found) == 1 for found in nodes.values())
+    assert set().union(*nodes.values()) == {0, 1, 2, 3}
+    one_pool = simulate(Scenario(trials=40, devices=8))
+    assert outcome.lower_bound == one_pool.lower_bound <= outcome.makespan
+
+
+def test_many_nodes_take_no_longer_than_one_pool() -> None:
+    given = {"trials": 400, "units": 20}
+    nodes, one_pool = simulate(Scenario(nodes=10, devices=4, **given)), simulate(Scenario(devices=40, **given))
+    assert nodes.makespan <= 1.03 * one_pool.makespan

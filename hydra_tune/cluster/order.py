@@ -1,0 +1,33 @@
+"""What an agent is told when it is started."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Order:
+    """What an agent is told when it is started."""
+
+    host: str
+    """Address of the coordinator."""
+    port: int
+    secret: str
+    """The search's secret, in hexadecimal."""
+    node: str
+    """Ray's id of the node."""
+    name: str
+    """The node's name for people."""
+    cpus: int
+    gpus: int
+    memory: int = 0
+    """Bytes of memory that Ray counts on the node; 0 if it counts none."""
+
+    def text(self) -> str:
+        """Return the order as one line."""
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def read(cls, line: str) -> Order:
+        return cls(**json.loads(line))
