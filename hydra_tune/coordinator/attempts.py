@@ -59,6 +59,8 @@ class TrialRunner:
     profiles: Path
     """Directory of the measured costs of models."""
     admission: Admission
+    on_room: Callable[[], None] = lambda: None
+    """Called when more trials than before may be in flight."""
     look_at_spill: Callable[[], Awaitable[None]] | None = None
     """Counts the bytes in the spill store now."""
     at_once: int = 1
@@ -90,7 +92,7 @@ class TrialRunner:
             info = await self.study.begin_attempt(asked, number, failed)
             before = facts.checkpoints, facts.trained
             try:
-                outcome = await self._attempt(info, facts).run()
+                outcome = await self._attempt(info, facts, retried=bool(history)).run()
                 if facts.written_bytes and facts.spilled_bytes is None and self.look_at_spill is not None:
                     await self.look_at_spill()  # a short trial ends between two checks
             except Interrupted:
@@ -126,7 +128,7 @@ class TrialRunner:
             for other in ended.surplus if ended.outcome.status is Status.COMPLETE else [number]:
                 self.files.weights(other).unlink(missing_ok=True)
 
-    def _attempt(self, info: TrialInfo, facts: TrialFacts) -> Attempt:
+    def _attempt(self, info: TrialInfo, facts: TrialFacts, *, retried: bool) -> Attempt:
         return Attempt(
             number=info.number, seed=info.seed, attempt=info.attempt, info=info, facts=facts,
             metric=self.settings.metrics[0], maximize=self.settings.directions[0] == "maximize",
@@ -134,5 +136,6 @@ class TrialRunner:
             profiles=self.profiles, engine=self.engine, at_once=self.at_once, strategy=self.strategy,
             settings=self.settings, study=self.study, building=self.building, deadlines=self.deadlines,
             survival=self.survival, stopping=self.stopping, ends_now=self.out_of_time, on_progress=self.on_progress,
-            show=self.show, directory_losses=self.directory_losses,
+            show=self.show, directory_losses=self.directory_losses, on_room=self.on_room,
+            retried=retried,
         )  # fmt: skip

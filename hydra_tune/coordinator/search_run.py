@@ -154,6 +154,7 @@ class Search:
             out_of_time=self._limits.ends_trials,
             on_candidates=self._expect_candidates,
             on_progress=self.display.trial_progress,
+            on_room=self._room_for_more,
             show=self.display.show,
             directory_losses=self._directory_losses,
         )
@@ -193,6 +194,11 @@ class Search:
             self._limits.candidates_seen = True
             self._trials.limits_raised()
             self.runner.engine.warm_up(_imported_ahead(self._strategy))
+
+    def _room_for_more(self) -> None:
+        """Check whether another trial may begin, as the strategy's limit may have changed."""
+        if hasattr(self, "_trials"):
+            self._trials.limits_raised()
 
     def _rivals(self) -> int:
         return self._limits.rivals(self._trials.finished, self._trials.running)
@@ -290,9 +296,11 @@ class Search:
     def unit_ended(self, unit: Unit, result: UnitResult) -> None:
         if unit.trial == NO_TRIAL:
             return
-        facts = self.runner.facts.get(unit.trial)
-        if facts is not None:
-            facts.add(unit, result)
+        members = unit.members or (unit.trial,)
+        for number in members:
+            if (facts := self.runner.facts.get(number)) is not None:
+                facts.add(unit, result, sharers=len(members))
+        if unit.trial in self.runner.facts:
             if unit.role is Role.DEVICE:
                 self.makespan.add(unit.trial, result.started, result.seconds)
             if unit.recorded:

@@ -76,6 +76,10 @@ class TrialRun(ABC):
     """Device memory that the trial needs, if it was planned."""
     remaining_at_first: float | None = None
     """Expected seconds of training, before anything is measured."""
+    retried: bool = False
+    """True if an attempt at the trial failed before in this run."""
+    signature: str = ""
+    """Signature of the candidate for packs, if the planner found it."""
     reconsider: Callable[[Progress], bool] = never
     """Asked between units; True if another strategy should continue the trial from here."""
 
@@ -217,6 +221,9 @@ class TrialRun(ABC):
     @abstractmethod
     def checkpoint_failed(self, reason: str) -> None:
         """Record that a checkpoint could not be written; the previous one stays valid."""
+
+    def room_for_more(self) -> None:  # noqa: B027 - most strategies have a fixed limit
+        """Call when the strategy's number of trials at once may have changed."""
 
     def out_of_time(self) -> bool:
         """True if the trial must end with the epochs it has finished; their weights and value are its result."""

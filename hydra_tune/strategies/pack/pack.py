@@ -27,7 +27,7 @@ from hydra_tune.strategies.pack.member import Member
 from hydra_tune.strategies.pack.optimizers import kind_of
 from hydra_tune.strategies.pack.refusal import CannotPack, reason
 from hydra_tune.strategies.pack.stack import Stack
-from hydra_tune.strategies.pack.streams import Streams
+from hydra_tune.strategies.pack.streams import Held, Streams
 from hydra_tune.training.loop import MEASURED_STEPS
 from hydra_tune.training.progress import Diverged, Progress
 
@@ -125,7 +125,7 @@ class Pack:
         return {member: _progress(member, member.batch - first, seconds) for member in self.members}
 
     def _train_batch(self) -> None:
-        before = {member: self._streams.captured(row) for row, member in enumerate(self.members)}
+        before = dict(zip(self.members, self._streams.copies(), strict=True))
         batch = self._fetched()
         if not self.members:
             return
@@ -141,7 +141,7 @@ class Pack:
         if self.members and self.members[0].step_due:
             self._step()
 
-    def _undoing(self, before: dict[Member, RandomState], work: Callable[[], T]) -> T:
+    def _undoing(self, before: dict[Member, Held], work: Callable[[], T]) -> T:
         """Run the batched model; if it fails, let all members go as they were before this batch."""
         buffers = [(tensor, tensor.clone()) for tensor in self._stack.buffers.values()]
         try:

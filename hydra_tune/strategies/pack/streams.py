@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from hydra_tune.core.random_state import RandomState
+
+Held: TypeAlias = tuple[RandomState, torch.Tensor]
+"""A random state whose torch part is the generator state beside it."""
 
 
 class Streams:
@@ -33,10 +36,16 @@ class Streams:
         self.states[member] = replace(state, **changed)
         return self.states[member]
 
-    def restore(self, states: Sequence[RandomState]) -> None:
+    def copies(self) -> list[Held]:
+        """Return each member's random state, to be restored."""
+        pairs = zip(self.states, self.generators, strict=True)
+        return [(state, generator.get_state()) for state, generator in pairs]
+
+    def restore(self, held: Sequence[Held]) -> None:
         """Continue from these states."""
-        self.states = list(states)
-        self.generators = [self._generator(state) for state in states]
+        self.states = [state for state, _ in held]
+        for generator, (_, drawn) in zip(self.generators, held, strict=True):
+            generator.set_state(drawn)
 
     def copy(self) -> Streams:
         """Return streams that continue from here by themselves, as an evaluation does."""
