@@ -186,7 +186,7 @@ class Search:
         pool = Pool.of(self.devices, host_bytes=room.host, disk_bytes=room.disk, cores=cores())
         known = known_rates()
         crowding = known.crowding if known is not None and pool.cpu and pool.devices > 1 else 1.0
-        return Planner(pool, self._rivals, self._admission, crowding=crowding, surveys=self.surveys)
+        return Planner(pool, self._rivals, self._admission, left=self._left, crowding=crowding, surveys=self.surveys)
 
     def _expect_candidates(self) -> None:
         """Allow one more trial in flight, as trials are now built apart from their devices."""
@@ -199,6 +199,9 @@ class Search:
         """Check whether another trial may begin, as the strategy's limit may have changed."""
         if hasattr(self, "_trials"):
             self._trials.limits_raised()
+
+    def _left(self) -> int:
+        return self._limits.left(self._trials.finished)
 
     def _rivals(self) -> int:
         return self._limits.rivals(self._trials.finished, self._trials.running)

@@ -79,7 +79,9 @@ class TrialRun(ABC):
     retried: bool = False
     """True if an attempt at the trial failed before in this run."""
     signature: str = ""
-    """Signature of the candidate for packs, if the planner found it."""
+    """Signature by which the trial finds others to train with, if the planner found one."""
+    members: int = 1
+    """Most trials that train as one with it, by its plan."""
     reconsider: Callable[[Progress], bool] = never
     """Asked between units; True if another strategy should continue the trial from here."""
 
@@ -267,6 +269,10 @@ class Strategy(ABC):
     def trials_at_once(self, devices: int) -> int:
         """Return the number of trials that keep this many devices busy."""
         return devices + self.builds_apart
+
+    def joined(self, devices: int) -> int:
+        """Return the number of trials that need no device of their own, as they train as one with others."""
+        return 0
 
     def cuts(self) -> bool:
         """True if the strategy divides models, and so cannot train a model that cannot be cut."""

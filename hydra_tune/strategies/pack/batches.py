@@ -40,6 +40,8 @@ def stacked_rows(members: Sequence[Batches], epochs: Sequence[int], position: in
 
 def stacked(trees: Sequence[Any]) -> Any:
     """Return trees of equal structure as one, each tensor with a row for each member."""
+    if not trees:
+        return None
     leaves, specs = zip(*(tree_flatten(tree) for tree in trees), strict=True)
     if any(spec != specs[0] for spec in specs):
         raise CannotPack("batches of its data differ in structure from trial to trial")

@@ -89,7 +89,8 @@ class Bench:
     async def train(self, seat: Seat, remaining: float | None) -> Trained:
         """Take part in the next turns until one includes this seat; return what came of it."""
         seat.remaining = remaining
-        seat.waiting = future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Trained] = asyncio.get_running_loop().create_future()
+        seat.waiting = future
         self.look()
         try:
             return await future

@@ -7,6 +7,7 @@ is therefore also run by copies of some members, one by one.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,11 +40,10 @@ class _Plain:
 
 def comparison(members: Sequence[Member], inputs: Any, targets: Any, streams: Streams) -> Check:
     """Run a batch by copies of these members; return the check of the pack's results."""
-    batches = [tree_map(lambda leaf, row=row: leaf[row], (inputs, targets)) for row in range(len(members))]
-    plain = [
-        _run(member, *batch, streams.captured(row))
-        for row, (member, batch) in enumerate(zip(members, batches, strict=True))
-    ]
+    plain = []
+    for row, member in enumerate(members):
+        own_inputs, own_targets = tree_map(operator.itemgetter(row), (inputs, targets))
+        plain.append(_run(member, own_inputs, own_targets, streams.captured(row)))
 
     def check(
         losses: torch.Tensor,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from hydra_tune.core.random_state import RandomState
 from hydra_tune.strategies.pack.batches import is_plain
 from hydra_tune.training.loop import Training
@@ -12,12 +14,18 @@ from hydra_tune.training.progress import Progress
 
 if TYPE_CHECKING:
     from hydra_tune.strategies.pack.pack import Pack
+    from hydra_tune.training.prepared import Prepared
 
 
 class Member(Training):
     """A candidate in training that joins and leaves packs; alone it trains by the plain loop."""
 
     pack: Pack | None = None
+
+    @classmethod
+    def of(cls, prepared: Prepared, device: torch.device, seed: int = 0) -> Member:
+        """Return a member that begins."""
+        return cls(prepared.candidate, prepared.train, prepared.valid, seed, device)
 
     def leave(self) -> None:
         """Leave the pack, with tensors of its own."""

@@ -41,6 +41,10 @@ class _EachMember(torch.autograd.Function):
         return rows(members), 0
 
 
+_each: Callable[[torch.Tensor, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]], torch.Tensor]
+_each = _EachMember.apply
+
+
 class MemberFunctions:
     """The replaced functions, which draw from the members' streams and read the members' numbers."""
 
@@ -74,8 +78,7 @@ class MemberFunctions:
             made = torch.empty_like(members) if shape is None else members.new_empty((len(members), *shape))
             return self.streams.drawn(made, fill)
 
-        drawn: torch.Tensor = _EachMember.apply(self.index, like.detach(), rows)
-        return drawn
+        return _each(self.index, like.detach(), rows)
 
     def numbers(self, number: float | Varying, like: torch.Tensor) -> torch.Tensor:
         """Return the number of each member as a tensor without dimensions."""
@@ -84,8 +87,7 @@ class MemberFunctions:
         def rows(_members: torch.Tensor) -> torch.Tensor:
             return torch.tensor(values, dtype=like.dtype, device=like.device)
 
-        column: torch.Tensor = _EachMember.apply(self.index, like.detach(), rows)
-        return column
+        return _each(self.index, like.detach(), rows)
 
     def probabilities(self, p: float | Varying) -> tuple[float, ...]:
         values = values_of(p, len(self.streams.generators))

@@ -126,10 +126,10 @@ class Pack:
 
     def _train_batch(self) -> None:
         before = dict(zip(self.members, self._streams.copies(), strict=True))
-        batch = self._fetched()
+        inputs, targets = self._undoing(before, self._fetched)
         if not self.members:
             return
-        values, gradients = self._undoing(before, lambda: self._gradients(*batch))
+        values, gradients = self._undoing(before, lambda: self._gradients(inputs, targets))
         for member, value in zip(self._stack.members, values, strict=True):
             if not math.isfinite(value):
                 self._fail(member, Diverged("the training loss", value, member.steps))
@@ -160,10 +160,11 @@ class Pack:
         if self._shared:
             epochs = [member.epoch for member in self.members]
             inputs, targets = stacked_rows([member.batches for member in self.members], epochs, position)
-            return move((inputs, targets), self._streams.device)
+            return move(inputs, self._streams.device), move(targets, self._streams.device)
         found = self._each_fetched(self._streams, lambda member: member.batches.fetch(member.epoch, position))
         self._restack()
-        return stacked([found[member] for member in self.members]) if self.members else (None, None)
+        batches = [found[member] for member in self.members]
+        return stacked([each for each, _ in batches]), stacked([each for _, each in batches])
 
     def _each_fetched(self, streams: Streams, fetch: Callable[[Member], Any]) -> dict[Member, Any]:
         found = {}
@@ -193,11 +194,12 @@ class Pack:
         leaves = {column.name: column.leaf for group in self._stack.groups for column in group.columns}
         scale = torch.full_like(losses, 1 / self.members[0].candidate.accumulate)
         found = torch.autograd.grad(losses, list(leaves.values()), scale, allow_unused=True)
-        gradients = dict(zip(leaves, found, strict=True))
+        gradients: dict[str, torch.Tensor | None] = dict(zip(leaves, found, strict=True))
         if check is not None:
             check(losses.detach(), gradients, self._stack.buffers, self._streams)
             self._compared.add(key)
-        return losses.detach().tolist(), gradients
+        values: list[float] = losses.detach().tolist()
+        return values, gradients
 
     def _step(self) -> None:
         """Clip, step and schedule every member by its own numbers."""
@@ -260,7 +262,9 @@ class Pack:
             outputs = self._model.outputs(inputs, streams, shared=True)
             each = [targets] * len(loaders)
         else:
-            found = self._each_fetched(streams, lambda member: member.valid.fetch(0, position))
+            found = self._each_fetched(
+                streams, lambda member: loaders[self._stack.members.index(member)].fetch(0, position)
+            )
             missing = next(iter(found.values()))
             batches = [found.get(member, missing) for member in self._stack.members]
             outputs = self._model.outputs(stacked([inputs for inputs, _ in batches]), streams, shared=False)

@@ -73,7 +73,7 @@ class GroupStack:
             gradient = self.gradients[:, part]
             self.form.update(
                 self.values[:, part], gradient.neg() if self.options["maximize"] else gradient,
-                {name: tensor[:, part] for name, tensor in self.state.items()}, table.split(1, 1), self.options,
+                {name: tensor[:, part] for name, tensor in self.state.items()}, torch.split(table, 1, 1), self.options,
             )  # fmt: skip
         self.gradients, self.used = None, ()
 

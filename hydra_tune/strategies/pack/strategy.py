@@ -70,10 +70,12 @@ class Pack(Strategy):
 
     def trials_at_once(self, devices: int) -> int:
         """Return how many trials may be in flight: more as long as they share benches."""
-        seated = len(self._room.seats)
-        if len(self._room.benches) > devices:
-            return max(devices + 1, seated)  # of too many shapes to be packed: more would only take turns
-        return min(self.size * devices + 1, max(devices + 1, seated + AHEAD))
+        ahead = 0 if len(self._room.benches) > devices else AHEAD  # of too many shapes, more would only take turns
+        return min(self.size * devices + 1, max(devices + 1, len(self._room.seats) + ahead))
+
+    def joined(self, devices: int) -> int:
+        seats, benches = len(self._room.seats), len(self._room.benches)
+        return min((self.size - 1) * devices, seats) if benches <= devices else seats - benches
 
     @classmethod
     def estimate(cls, look: Look, pool: Pool) -> Estimate:
@@ -121,6 +123,7 @@ class InPack(InTraining):
         room, parcel, home = strategy.room, run.candidacy.parcel, run.candidacy.worker
         if parcel is not None or home is None:
             home = room.place(run.engine.workers_of_all_devices(), run.signature, strategy.size)
+        size = min(strategy.size, run.members) if run.signature else strategy.size
         seat.worker = home
         room.enter(seat)
         run.room_for_more()
@@ -130,7 +133,7 @@ class InPack(InTraining):
         await run.restored(arrived.loaded.history, arrived.loaded.notes)
         seat.refused = RETRIED if run.retried else arrived.refused
         seat.batch, seat.signature = arrived.batch, "" if seat.refused else arrived.signature
-        room.sit(seat, strategy.size)
+        room.sit(seat, size)
         run.room_for_more()
         return cls(run, seat, room, arrived.loaded.history)
 

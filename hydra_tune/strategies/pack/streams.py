@@ -32,7 +32,7 @@ class Streams:
     def captured(self, member: int) -> RandomState:
         """Return a member's random state as it is now."""
         held, state = self.generators[member].get_state(), self.states[member]
-        changed = {"torch_state": held} if state.device_state is None else {"device_state": held}
+        changed: dict[str, Any] = {"torch_state": held} if state.device_state is None else {"device_state": held}
         self.states[member] = replace(state, **changed)
         return self.states[member]
 
