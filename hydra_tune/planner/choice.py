@@ -66,7 +66,7 @@ class Choice:
         document: dict[str, Any] = {
             "strategy": self.strategy,
             "because": self.because,
-            "predicted_device_bytes": self.estimate.device_bytes,
+            "predicted_device_bytes": self.estimate.device_bytes // self.estimate.members,
             "options": [self._option(option) for option in self.options],
         }
         if math.isfinite(self.estimate.seconds):
@@ -77,11 +77,16 @@ class Choice:
     def _option(self, option: Estimate) -> dict[str, Any]:
         return {
             "strategy": option.strategy, "refused": option.refused, "parts": option.parts,
-            "seconds": None if option.refused else self.epochs * option.seconds,
+            "seconds": None if option.refused else self.epochs * _of_one(option),
             "members": option.members, "device_bytes": option.device_bytes,
             "host_bytes": option.host_bytes, "disk_bytes": option.disk_bytes,
             "communicated_bytes": round(self.epochs * option.moved_bytes),
         }  # fmt: skip
+
+
+def _of_one(option: Estimate) -> float:
+    """Return the seconds of an epoch, or of a trial's share if it trains as one with others."""
+    return option.work if option.members > 1 else option.seconds
 
 
 def choose(estimates: Sequence[Estimate], situation: Situation) -> Choice | None:

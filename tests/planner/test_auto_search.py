@@ -54,7 +54,7 @@ def test_what_fits_is_trained_whole_and_what_does_not_in_shards() -> None:
         choice = (trial.plan or {})["choice"]
         assert choice["strategy"] == trial.strategy
         assert choice["measured_batch_ms"] > 0
-        assert {option["strategy"] for option in choice["options"]} == {"whole", "shard", "pipeline"}
+        assert {option["strategy"] for option in choice["options"]} == {"whole", "shard", "pipeline", "pack"}
     large = (result.trials[1].plan or {})["choice"]
     assert "on a device of 1.0 MiB" in large["because"]
     shown = run("show", "mixed", "1", folder=Path.cwd()).stdout
@@ -147,7 +147,9 @@ def test_the_sampler_can_choose_the_strategy() -> None:
     result = ht.search(build, trials=4, strategy="search", study="s", **OPTIONS)
     for trial in result.trials:
         chosen = trial.params["strategy"]
-        assert trial.strategy == chosen or (chosen == "auto" and trial.strategy in ("whole", "shard", "pipeline"))
+        assert trial.strategy == chosen or (
+            chosen == "auto" and trial.strategy in ("whole", "shard", "pipeline", "pack")
+        )
 
 
 @pytest.mark.parametrize(

@@ -159,9 +159,14 @@ class Room:
         raise NotImplementedError
 
     def place(self, workers: Sequence[int], signature: str, size: int) -> int:
-        """Return the worker for a trial: one with a bench of its signature and room, else the one with fewest seats."""
+        """Return the worker for a trial: an idle one, else one with a bench of its signature and room, else any.
+
+        Among several, the one with fewest seats.
+        """
+        seats = {worker: sum(seat.worker == worker for seat in self.seats) for worker in workers}
+        idle = [worker for worker in workers if not seats[worker]]
         same = [worker for worker in workers if self._has_room(worker, signature, size)]
-        return min(same or workers, key=lambda worker: sum(seat.worker == worker for seat in self.seats))
+        return min(idle or same or workers, key=seats.__getitem__)
 
     def _has_room(self, worker: int, signature: str, size: int) -> bool:
         bench = self.benches.get((worker, signature))

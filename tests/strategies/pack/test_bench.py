@@ -158,6 +158,7 @@ def test_trials_go_where_their_shape_is_and_else_where_few_are() -> None:
     assert room.place([7, 8], "a", 4) == 7
     assert room.place([7, 8], "a", 2) == 8  # its bench is full
     assert room.place([7, 8], "", 4) == 8
+    assert room.place([7, 8, 9], "a", 4) == 9  # idle
     room.leave(room.seats[0])
     room.leave(room.seats[0])
     assert (7, "a") not in room.benches
