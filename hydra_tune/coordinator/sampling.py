@@ -129,23 +129,16 @@ class QmcSampler(DeclaredSampler):
 
 
 def make_sampler(
-    sampler: str | Mapping[str, Any] | BaseSampler | None,
-    *,
-    seed: int | None = None,
-    space: Space | None = None,
-    many: bool = False,
+    sampler: str | Mapping[str, Any] | BaseSampler | None, *, seed: int | None = None, space: Space | None = None
 ) -> BaseSampler:
     """Return the named sampler, seeded; None is the default, and an Optuna sampler is returned unchanged.
 
-    With `many` trials at once the default sampler takes those that run for bad ones (constant liar), so that it does
-    not propose the same again. `space` is the declared space of the build function, if it has one: `grid` needs it, and `qmc` is exact with it.
+    `space` is the declared space of the build function, if it has one: `grid` needs it, and `qmc` is exact with it.
     """
     if isinstance(sampler, BaseSampler):
         return sampler
     name, options = split("sampler", DEFAULT_SAMPLER if sampler is None else sampler)
     seed = secrets.randbelow(2**31) if seed is None else seed
-    if many and name == DEFAULT_SAMPLER and not options:
-        options = {"constant_liar": True}
     if isinstance(name, str) and name in SAMPLERS and not options:
         with warnings.catch_warnings():
             # Optuna calls some of these experimental; the user has chosen one by name.

@@ -184,11 +184,6 @@ class SearchSettings:
         """True if only time ends the search."""
         return self.trials >= ENDLESS
 
-    @property
-    def packs(self) -> bool:
-        """True if many trials are asked for at once, to be trained as one."""
-        return (self.strategy.get("name") if isinstance(self.strategy, Mapping) else self.strategy) == "pack"
-
     def stored(self) -> dict[str, Any]:
         """Return the settings that are recorded with the study, as plain data."""
         return {each.name: _plain(getattr(self, each.name)) for each in fields(self) if each.metadata["stored"]}

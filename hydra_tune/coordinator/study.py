@@ -104,7 +104,7 @@ class OwnedStudy:
             check_source(self._before, settings, source)
         recorded = self._before.seed if self._before is not None else None
         self.seed = next(s for s in (settings.seed, recorded, new_study_seed()) if s is not None)
-        self.sampler = make_sampler(settings.sampler, seed=self.seed, space=space, many=settings.packs)
+        self.sampler = make_sampler(settings.sampler, seed=self.seed, space=space)
         if isinstance(settings.sampler, str) and not draws_by_number(settings.sampler):
             self.sampler = RepeatableSampler(self.sampler, self.seed)
         parts: dict[str, Any] = {"storage": self.storage, "sampler": self.sampler}

@@ -206,9 +206,3 @@ def test_a_missing_package_is_one_line(monkeypatch):
         make_sampler("cmaes")
     with pytest.raises(SpecError, match="the sampler 'gp' needs the package scipy"):
         make_sampler("gp")
-
-
-@pytest.mark.parametrize(("many", "sampler"), [(True, None), (True, "tpe"), (False, "tpe"), (True, "random")])
-def test_many_trials_at_once_take_running_ones_for_bad(many: bool, sampler: str | None) -> None:
-    made = make_sampler(sampler, seed=1, many=many)
-    assert bool(getattr(made, "_constant_liar", False)) is (many and sampler != "random")
