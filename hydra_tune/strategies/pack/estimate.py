@@ -1,7 +1,7 @@
 """Estimate for strategy `pack`, from a rehearsal of a few members side by side with a plain loop.
 
 A pack is never assumed to be quicker: small models gain several times, wide ones lose. The gain of more members than
-were rehearsed is not counted on.
+were rehearsed is not counted on. The first trial of a shape is not rehearsed: a search over widths may have no second.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ REHEARSED = 8
 FIRST = 3
 """Batches before any is timed: they form the pack, compare it, and make the optimizer's state."""
 TIMED_SECONDS = 0.2
-LONGEST_BATCH = 0.1
+LONGEST_BATCH = 0.03
 """Seconds of a plain batch beyond which no pack is rehearsed: its kernels keep a device busy by themselves."""
+
+NOT_YET = "no other trial of its shape has come yet"
 
 
 def estimate(look: Look, pool: Pool) -> Estimate:
@@ -55,7 +57,12 @@ def _measured(look: Look, key: str, found: Rehearsal, members: int) -> tuple[flo
     """Return the seconds of a training batch and of a validation batch for each member; measured once per signature."""
     path = look.profiles / f"pack-{key}-{members}.json"
     stored = kept(path)
-    if stored is None or not {"batch", "judge", "refused"} <= stored.keys():
+    origin = look.prepared.origin
+    first = "" if origin is None else str(origin.info.seed)
+    if stored is None or (first and stored.get("first") == first):
+        keep(path, {"first": first})
+        raise CannotPack(NOT_YET)
+    if not {"batch", "judge", "refused"} <= stored.keys():
         stored = _rehearsed(look, found, members)
         keep(path, stored)
     if stored["refused"]:
