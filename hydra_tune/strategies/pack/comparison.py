@@ -55,11 +55,16 @@ def comparison(members: Sequence[Member], inputs: Any, targets: Any, streams: St
         for row, one in enumerate(plain):
             if not _close(losses[row], torch.tensor(one.loss, dtype=torch.float64).to(losses)):
                 raise CannotPack(f"its loss in a pack is {float(losses[row]):.6g}, alone {one.loss:.6g}")
+            largest = max((float(each.abs().max()) for each in one.gradients.values() if each is not None), default=0.0)
             for name, expected in one.gradients.items():
                 found = gradients.get(name)
                 if (found is None) != (expected is None):
                     raise CannotPack(f"{name!r} has a gradient in a pack or alone only")
-                if found is not None and expected is not None and not _close(found[row] * accumulate, expected):
+                if (
+                    found is not None
+                    and expected is not None
+                    and not _close(found[row] * accumulate, expected, largest)
+                ):
                     raise CannotPack(f"the gradient of {name!r} in a pack differs from that alone")
             for name, buffer in one.buffers.items():
                 if not _close(buffers[name][row], buffer):
@@ -87,8 +92,11 @@ def _run(member: Member, inputs: Any, targets: Any, random: RandomState) -> _Pla
     return _Plain(float(loss.detach()), dict(zip(names, found, strict=True)), buffers, after)
 
 
-def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """True if two tensors agree up to rounding, relative to the largest number; not-a-numbers agree with each other."""
+def _close(found: torch.Tensor, expected: torch.Tensor, size: float = 1e-3) -> bool:
+    """True if two tensors agree up to rounding, relative to their largest number and to `size`.
+
+    A gradient that is zero but for rounding, as of a bias before batch-norm, is compared by the size of the others.
+    """
     if not expected.is_floating_point():
         return torch.equal(found, expected)
     tolerance = torch.finfo(expected.dtype).eps ** 0.5
@@ -98,4 +106,4 @@ def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
     found, expected = found[finite], expected[finite]
     if not expected.numel():
         return True
-    return bool((found - expected).abs().max() <= tolerance * (expected.abs().max() + 1e-3))
+    return bool((found - expected).abs().max() <= tolerance * (expected.abs().max() + size))

@@ -14,11 +14,13 @@ from hydra_tune.strategies.pack.pack import Pack
 from hydra_tune.strategies.pack.signature import signature
 from hydra_tune.training.loop import Training
 from hydra_tune.training.progress import Diverged
+from tests.candidates import rows
 from tests.strategies.pack.members import (
     CPU,
     MODELS,
     OPTIMIZERS,
     SCHEDULES,
+    Convolved,
     assert_same,
     candidate,
     member,
@@ -179,3 +181,16 @@ def test_data_that_draw_random_numbers_draw_those_of_their_trial() -> None:
         again = candidate("dense", "adam", i, train=Augmented(candidate("dense", "adam", 0).train))
         again = candidate("dense", "adam", i, train=again.train)
         assert_same(members[i], whole(again, i))
+
+
+def test_a_bias_before_batch_norm_in_float32_is_no_reason_to_refuse() -> None:
+    """Its gradient is nothing but rounding."""
+    made = []
+    data = rows(512, dtype=torch.float32)
+    for i in range(4):
+        torch.manual_seed(i)
+        model = Convolved(0.0)
+        model.layers[0] = torch.nn.Conv2d(1, 3, 2)
+        made.append(member(candidate("dense", "sgd", i, model=model, train=data, valid=data, batch_size=256), i))
+    pack = Pack(made)
+    assert len(pack.train_for(100.0)) == 4
