@@ -10,7 +10,7 @@ from hydra_tune.cli.options import Data, Epochs, Json, Spec, with_settings
 
 if TYPE_CHECKING:
     from hydra_tune.coordinator.plan_search import PlannedTrial, SearchPlan
-    from hydra_tune.planner.outlook import Outlook
+    from hydra_tune.planner.search_time import SearchTime
 
 SAMPLE = 4
 
@@ -102,7 +102,7 @@ def _ahead(found: SearchPlan) -> str:
     return "\n".join(lines)
 
 
-def _compared(other: Outlook, now: Outlook) -> str:
+def _compared(other: SearchTime, now: SearchTime) -> str:
     gained = now.infeasible - other.infeasible
     more = f", and {gained} more candidates can be trained" if gained > 0 else ""
     ratio = now.makespan / other.makespan if other.makespan else 1.0
@@ -129,7 +129,7 @@ def _print_json(found: SearchPlan) -> None:
         choice = None if one.choice is None else one.choice.stored()
         return {"number": one.number, "params": one.params, "choice": choice, "refused": one.refused}
 
-    def ahead(one: Outlook) -> dict[str, Any]:
+    def ahead(one: SearchTime) -> dict[str, Any]:
         return {"devices": one.pool.devices, "device_memory": one.pool.memory, "makespan_seconds": one.makespan,
                 "lower_bound_seconds": one.bound, "infeasible": one.infeasible}  # fmt: skip
 

@@ -9,7 +9,7 @@ import typer
 from hydra_tune.cli.options import Json
 
 if TYPE_CHECKING:
-    from hydra_tune.engine.scenario import Outcome, Scenario
+    from hydra_tune.engine.scenario import Scenario, ScenarioOutcome
 
 
 def simulate(
@@ -65,7 +65,7 @@ def _size(name: str, text: str | None) -> int | None:
         raise SpecError(f"{name} cannot be {quoted(text)}", error.hint) from error
 
 
-def _print(scenario: Scenario, outcome: Outcome) -> None:
+def _print(scenario: Scenario, outcome: ScenarioOutcome) -> None:
     from hydra_tune.core.devices import format_bytes
 
     lines = {

@@ -36,7 +36,7 @@ SAVED = 10
 
 
 @dataclass(frozen=True)
-class Judged:
+class EvaluatedTrial:
     """A trial's model and its predictions for rows it has not seen."""
 
     entry: Entry
@@ -72,13 +72,13 @@ def finish(
 
 def _judge(
     result: SearchResult, prepared: Prepared, score: Score, truth: np.ndarray, out_of_time: Callable[[], bool]
-) -> dict[int, Judged]:
+) -> dict[int, EvaluatedTrial]:
     """Evaluate the best trials and the baseline while time allows: the best one first, then the baseline."""
     complete = [record for record in result.trials if record.state == "COMPLETE" and result.has_weights(record.number)]
     ranked = sorted(complete, key=lambda record: (record.value, record.number))
     baseline = [record for record in complete if record.params.get("family") == BASELINE]
     order = [*ranked[:1], *sorted(baseline, key=lambda record: record.value or 0.0)[:1], *ranked[1:CONSIDERED]]
-    judged: dict[int, Judged] = {}
+    judged: dict[int, EvaluatedTrial] = {}
     shape, rows = prepared.shape(), prepared.judged_rows()
     fold = rows.tensors[1][:, FOLD].long().numpy()
     for record in order:
@@ -98,7 +98,7 @@ def _judge(
             predict_seconds=round(1000 * seconds / max(len(said), 1), 6),
             size_bytes=weights.stat().st_size,
         )
-        judged[record.number] = Judged(entry, weights, predicted)
+        judged[record.number] = EvaluatedTrial(entry, weights, predicted)
     return judged
 
 

@@ -76,7 +76,7 @@ def fit(
         state = FitState.load(directory)
         if seconds is not None or trials is not None:
             state = replace(state, seconds=seconds, trials=trials)
-        return Run(directory, state, settings, began, table).go_on(resume=True)
+        return FitRun(directory, state, settings, began, table).go_on(resume=True)
     check_free(directory)
     seconds = DEFAULT_SECONDS if seconds is None and trials is None else seconds
     seed = new_study_seed() if seed is None else seed
@@ -92,7 +92,7 @@ def fit(
         study=made_up_name() if study is None else study, metric=score.name, seed=seed, plan=plan.as_json(),
         seconds=seconds, trials=trials, refit=refit, notes=tuple(notes),
     )  # fmt: skip
-    run = Run(directory, state, settings, began, table)
+    run = FitRun(directory, state, settings, began, table)
     run.search_settings(resume=False)  # invalid settings are reported before anything is created
     make_directory(directory)
     prepared.save(directory)
@@ -103,7 +103,7 @@ def fit(
 
 
 @dataclass(frozen=True)
-class Run:
+class FitRun:
     """One run of a fit: until its time is up, its trials are done, or it is interrupted."""
 
     directory: Path

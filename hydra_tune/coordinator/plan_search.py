@@ -22,9 +22,9 @@ from hydra_tune.core.states import Outcome
 from hydra_tune.planner.admission import Room
 from hydra_tune.planner.auto import Auto, why_none
 from hydra_tune.planner.choice import Choice, Situation, choose
-from hydra_tune.planner.outlook import Outlook, outlook
 from hydra_tune.planner.rates import known_rates
 from hydra_tune.planner.resolve import resolve
+from hydra_tune.planner.search_time import SearchTime, search_time
 from hydra_tune.storage import open_storage
 from hydra_tune.storage.queries import trial_records
 from hydra_tune.strategies.pool import Pool
@@ -48,9 +48,9 @@ class SearchPlan:
 
     trials: tuple[PlannedTrial, ...]
     total: int
-    now: Outlook
-    one_more_device: Outlook
-    twice_the_memory: Outlook
+    now: SearchTime
+    one_more_device: SearchTime
+    twice_the_memory: SearchTime
     crowding: float
 
 
@@ -117,9 +117,9 @@ def _planned(
         shown = None if choice is None else replace(choice, options=tuple(estimates))
         trials.append(PlannedTrial(record.number, record.params, shown, "" if choice else why_none(allowed)))
 
-    def ahead(index: int) -> Outlook:
+    def ahead(index: int) -> SearchTime:
         plans = [[e.scaled(crowding) for e in found.estimates[index] if e.strategy in wanted and not e.refused]
                  for found in usable.values()]  # fmt: skip
-        return outlook(plans, [found.epochs for found in usable.values()], pools[index], total)
+        return search_time(plans, [found.epochs for found in usable.values()], pools[index], total)
 
     return SearchPlan(tuple(trials), total, ahead(0), ahead(1), ahead(2), crowding)

@@ -99,13 +99,13 @@ class SearchSettings:
         default="auto",
         stored=True,
     )
-    sampler: str | Mapping[str, Any] | optuna.samplers.BaseSampler | None = _setting(  # noqa: RUF009
+    sampler: str | Mapping[str, Any] | optuna.samplers.BaseSampler | None = _setting(
         "tpe, random, cmaes, gp, qmc, grid, nsgaii, auto, a sampler class of Optuna or file.py:Class; with options: "
         "'{name: tpe, multivariate: true}'.",
         default="tpe",
         stored=True,
     )
-    pruner: str | Mapping[str, Any] | optuna.pruners.BasePruner | None = _setting(  # noqa: RUF009
+    pruner: str | Mapping[str, Any] | optuna.pruners.BasePruner | None = _setting(
         "none, median, asha, hyperband, percentile, share, a pruner class of Optuna or file.py:Class; with options: "
         "'{name: median, n_warmup_steps: 3}'.",
         default=None,
@@ -126,7 +126,7 @@ class SearchSettings:
     callbacks: Sequence[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] = _setting(
         "Called with the study and each trial that has ended, as in Optuna.", None, default=(), check=checks.callables
     )
-    catch: type[Exception] | tuple[type[Exception], ...] | None = _setting(  # noqa: RUF009
+    catch: type[Exception] | tuple[type[Exception], ...] | None = _setting(
         "Errors of user code that the search survives; by default all.", None, default=None, check=checks.errors
     )
     resume: bool = _setting("Go on with an existing study.", bool, default=False)

@@ -199,7 +199,7 @@ class StudyThread:
         def work() -> None:
             try:
                 value = function(*args, **options)
-            except Exception as error:  # noqa: BLE001 - raised where it is awaited
+            except Exception as error:  # raised where it is awaited
                 resolve(None, error)
             else:
                 resolve(value, None)
@@ -219,7 +219,7 @@ class StudyThread:
             value, failure = None, None
             try:
                 value = function(*args)
-            except Exception as error:  # noqa: BLE001 - goes back to the user code that asked
+            except Exception as error:  # goes back to the user code that asked
                 failure = Failure.of(error)
                 if then is None:
                     logger.warning("%s", failure.message)
@@ -233,7 +233,7 @@ class StudyThread:
     def _main(self) -> None:
         try:
             self._study = self._open_study()
-        except Exception as error:  # noqa: BLE001 - raised where the thread is entered
+        except Exception as error:  # raised where the thread is entered
             self._opened(None, error)
             return
         self._opened(None, None)
@@ -242,7 +242,7 @@ class StudyThread:
         finally:
             try:
                 self._study.close()
-            except Exception as error:  # noqa: BLE001 - raised where the thread is left
+            except Exception as error:  # raised where the thread is left
                 self._last_error = error
 
     def _work_until_closed(self) -> None:
@@ -276,7 +276,7 @@ class StudyThread:
     def _look_outside(self) -> None:
         try:
             self._study.look_outside()
-        except Exception as failed:  # noqa: BLE001 - the database may be back at the next look
+        except Exception as failed:  # the database may be back at the next look
             logger.warning("the study could not be read: %s", failed)
 
     def _flush(self) -> None:
@@ -290,7 +290,7 @@ class StudyThread:
             if not (self._outage.over or self._broken or self._closing.is_set()):
                 return
             error = away
-        except Exception as failed:  # noqa: BLE001 - raised where the write is awaited
+        except Exception as failed:  # raised where the write is awaited
             error = failed
         if error is not None and not self._broken:
             self._broken = True

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from hydra_tune.core.errors import StorageError
 from hydra_tune.core.version import VERSION
-from hydra_tune.dashboard import answers, doing, downloads, live, pages, routes
+from hydra_tune.dashboard import action_routes, answers, downloads, live, pages, routes
 from hydra_tune.dashboard.filters import BadFilter
 from hydra_tune.dashboard.live import Closing
 from hydra_tune.dashboard.reader import NoSuchStudy, NoSuchTrial, Reader
@@ -48,7 +48,7 @@ def make_app(url: str, policy: Policy, reader: Reader | None = None) -> FastAPI:
     app.state.server = answers.Server(
         version=VERSION, storage=masked(url), actions=policy.actions, token=policy.token is not None
     )
-    for part in (pages, live, downloads, routes, *([doing] if policy.actions else [])):
+    for part in (pages, live, downloads, routes, *([action_routes] if policy.actions else [])):
         app.include_router(part.router)
     _explain_errors(app)
     return app

@@ -292,7 +292,7 @@ class Engine:
             if unit.memory is not None and not unit.memory.spills:
                 blocks -= unit.memory.needs
         call = pickle.dumps((unit.work, unit.args), protocol=pickle.HIGHEST_PROTOCOL)
-        worker.process.send(messages.Run(job.id, unit.attempt, call, seat, blocks, self._dispatch.order(job)))
+        worker.process.send(messages.RunUnit(job.id, unit.attempt, call, seat, blocks, self._dispatch.order(job)))
         self._expect_a_start(worker)
 
     def _on_message(self, worker: WorkerState, message: object) -> None:
@@ -309,7 +309,7 @@ class Engine:
                 self._set_alarm(worker, worker.jobs[id])
             case messages.Call():
                 self._on_call(worker, message)
-            case messages.Done() if message.unit in worker.jobs:
+            case messages.UnitDone() if message.unit in worker.jobs:
                 self._on_done(worker, message)
             case messages.Withdrawn(unit=id):
                 if (withdrawn := worker.jobs.pop(id, None)) is not None:
@@ -328,7 +328,7 @@ class Engine:
         self._set_alarm(worker, job)
         self.observer.call(job.unit, call.name, call.args, reply)
 
-    def _on_done(self, worker: WorkerState, done: messages.Done) -> None:
+    def _on_done(self, worker: WorkerState, done: messages.UnitDone) -> None:
         job = worker.jobs.pop(done.unit)
         job.ended = done.started + done.seconds
         job.quiet()

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import threading
 
-from hydra_tune.engine.messages import Drop, Run
+from hydra_tune.engine.messages import Drop, RunUnit
 
 
 class Inbox:
     """Messages for the thread that runs units, written by the thread that reads the channel."""
 
     def __init__(self) -> None:
-        self._waiting: list[Run | Drop] = []
+        self._waiting: list[RunUnit | Drop] = []
         """Messages in order of arrival."""
         self._news = threading.Condition()
 
-    def put(self, message: Run | Drop) -> None:
+    def put(self, message: RunUnit | Drop) -> None:
         with self._news:
             self._waiting.append(message)
             self._news.notify()
 
-    def get(self) -> Run | Drop:
+    def get(self) -> RunUnit | Drop:
         """Wait for and return the message to handle first."""
         with self._news:
             self._news.wait_for(lambda: self._waiting)
@@ -38,7 +38,7 @@ class Inbox:
         units = [
             (message.order, index)
             for index, message in enumerate(before)
-            if isinstance(message, Run) and ending in (None, message.attempt)
+            if isinstance(message, RunUnit) and ending in (None, message.attempt)
         ]
         if units:
             return min(units)[1]

@@ -38,7 +38,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunUnit:
     """Run this unit, before waiting units that follow it in the scheduler's order."""
 
     unit: int
@@ -111,7 +111,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Done:
+class UnitDone:
     """A unit ended; exactly one of `value` and `failure` is meaningful."""
 
     unit: int

@@ -64,7 +64,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ScenarioOutcome:
     """Result of a simulation, in virtual seconds."""
 
     units: int

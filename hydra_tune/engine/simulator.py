@@ -12,12 +12,12 @@ import itertools
 from collections import deque
 from heapq import heappop, heappush
 
-from hydra_tune.engine.scenario import Outcome, Ran, Scenario
+from hydra_tune.engine.scenario import Ran, Scenario, ScenarioOutcome
 from hydra_tune.engine.scheduler import Ready, ReadyUnits, WorkerView, tuned
 from hydra_tune.engine.unit import Role
 
 
-def simulate(scenario: Scenario, trace: list[Ran] | None = None) -> Outcome:
+def simulate(scenario: Scenario, trace: list[Ran] | None = None) -> ScenarioOutcome:
     """Run the scenario to its end; append every unit to `trace` if given."""
     return _Simulation(scenario, trace).run()
 
@@ -50,7 +50,7 @@ class _Simulation:
         self.count = itertools.count()
         self.busy, self.same, self.switches, self.moved = 0.0, 0, 0, 0
 
-    def run(self) -> Outcome:
+    def run(self) -> ScenarioOutcome:
         in_flight = self.scenario.concurrency or self.scenario.devices + 1
         for trial in itertools.islice(self.to_come, in_flight):
             self.make_ready(trial)
@@ -150,11 +150,11 @@ class _Simulation:
             self.begin(now, device)
         return trial
 
-    def outcome(self, makespan: float) -> Outcome:
+    def outcome(self, makespan: float) -> ScenarioOutcome:
         devices, units = self.scenario.devices, sum(count for count, _ in self.lengths)
         work = [count * seconds for count, seconds in self.lengths]
         bound = max(*work, sum(work) / devices)
-        return Outcome(
+        return ScenarioOutcome(
             units=units, makespan=makespan, lower_bound=bound, makespan_vs_bound=makespan / bound,
             utilization=self.busy / (devices * makespan), same_model_residency=self.same / units,
             switches=self.switches, moved_bytes=self.moved,

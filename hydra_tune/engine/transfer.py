@@ -36,7 +36,7 @@ _ALIGNED = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class FileSpan:
     """Location of a buffer: a file, and its first byte there; `size` is None if the file holds nothing else."""
 
     path: str
@@ -51,20 +51,20 @@ class TensorFiles:
         self.directory = directory
         self.name = name
         self._numbers = itertools.count()
-        self._written: dict[int, tuple[int, Place]] = {}
+        self._written: dict[int, tuple[int, FileSpan]] = {}
         self._buffers: Counter[str] = Counter()
         """Buffers in each file that have an owner."""
         self._own = 0
         self._shared: _SharedFile | None = None
 
-    def place_of(self, owner: Any, key: int, content: np.ndarray[Any, Any]) -> Place:
+    def place_of(self, owner: Any, key: int, content: np.ndarray[Any, Any]) -> FileSpan:
         """Return the place of `content`, the bytes that `owner` holds at the address `key`.
 
         A buffer written before is compared by checksum: user code can change it unnoticed, and every candidate must get
         the data that its build saw.
         """
         checksum = zlib.crc32(memoryview(content))  # type: ignore[arg-type]
-        before, place = self._written.get(key, (-1, Place("")))
+        before, place = self._written.get(key, (-1, FileSpan("")))
         if before != checksum:
             place = self._write(content)
             self._written[key] = (checksum, place)
@@ -73,11 +73,11 @@ class TensorFiles:
             weakref.finalize(owner, self._remove, key, place)
         return place
 
-    def _write(self, content: np.ndarray[Any, Any]) -> Place:
+    def _write(self, content: np.ndarray[Any, Any]) -> FileSpan:
         if content.nbytes >= OWN_FILE and self._own < MOST_OWN:
             path = self.directory / f"{self.name}-{next(self._numbers)}"
             _write(content, path)
-            return Place(str(path))
+            return FileSpan(str(path))
         if self._shared is None:
             self._shared = _SharedFile(self.directory / f"{self.name}-{next(self._numbers)}")
         return self._shared.add(content)
@@ -96,7 +96,7 @@ class TensorFiles:
             self._written = {key: found for key, found in self._written.items() if found[1].path != path}
             Path(path).unlink()
 
-    def _remove(self, key: int, place: Place) -> None:
+    def _remove(self, key: int, place: FileSpan) -> None:
         if self._written.get(key, (0, None))[1] == place:
             del self._written[key]
         self._buffers[place.path] -= 1
@@ -115,16 +115,16 @@ class _SharedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
-        self._file = open(path, "wb")  # noqa: SIM115 - closed by `close`
+        self._file = path.open("wb")  # closed by `close`
 
-    def add(self, content: np.ndarray[Any, Any]) -> Place:
+    def add(self, content: np.ndarray[Any, Any]) -> FileSpan:
         start = self._file.tell()
         try:
             self._file.write(memoryview(content))  # type: ignore[arg-type]
             self._file.write(bytes(-content.nbytes % _ALIGNED))
         except OSError as error:
             raise OSError(f"{content.nbytes} bytes cannot be written to {self.path} ({error})") from error
-        return Place(self.path, start, content.nbytes)
+        return FileSpan(self.path, start, content.nbytes)
 
     def close(self) -> None:
         try:
@@ -159,7 +159,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
         storage = tensor.untyped_storage()
-        place = Place("")
+        place = FileSpan("")
         if storage.nbytes() == tensor.element_size():
             # One number, such as a parameter that has no contents for the time being: no file is worth it.
             number = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()

@@ -33,14 +33,14 @@ from hydra_tune.engine.inbox import Inbox
 from hydra_tune.engine.messages import (
     Alive,
     Call,
-    Done,
     Drop,
     Ready,
     RemoteError,
     Reply,
-    Run,
+    RunUnit,
     Setup,
     Started,
+    UnitDone,
     Withdraw,
     Withdrawn,
 )
@@ -159,7 +159,7 @@ class Worker:
                 # The coordinator is gone, so there is nothing left to do; os._exit because the main thread may be deep
                 # in user code.
                 os._exit(COORDINATOR_GONE)
-            except Exception:  # noqa: BLE001 - whoever sent it would wait for ever: better the worker is lost, and says so
+            except Exception:  # whoever sent it would wait for ever: better the worker is lost, and says so
                 traceback.print_exc()
                 os._exit(UNREADABLE)
             match message:
@@ -175,20 +175,20 @@ class Worker:
             match self.inbox.get():
                 case Drop(attempt):
                     self._drop(attempt)
-                case Run() as run if run.unit in self.withdrawn:
+                case RunUnit() as run if run.unit in self.withdrawn:
                     self.withdrawn.discard(run.unit)
                     self.context.send(Withdrawn(run.unit))
-                case Run() as run:
+                case RunUnit() as run:
                     self._answer(self._run(run))
                     self.withdrawn.discard(run.unit)
 
-    def _answer(self, done: Done) -> None:
+    def _answer(self, done: UnitDone) -> None:
         try:
             self.context.send(done)
-        except Exception as error:  # noqa: BLE001 - a user's value that cannot travel is the unit's failure
+        except Exception as error:  # a user's value that cannot travel is the unit's failure
             self.context.send(replace(done, value=None, failure=Failure.of(error)))
 
-    def _run(self, run: Run) -> Done:
+    def _run(self, run: RunUnit) -> UnitDone:
         context = self.context
         context.unit, context.unit_peak_bytes = run.unit, None
         context.send(Started(run.unit))
@@ -206,7 +206,7 @@ class Worker:
             value = work(context, *args)
         except SystemExit as error:
             failure = Failure("SystemExit", f"user code called sys.exit({error.code!r})", "")
-        except BaseException as error:  # noqa: BLE001 - whatever user code raises is the unit's result
+        except BaseException as error:  # whatever user code raises is the unit's result
             failure = Failure.of(error)
         # Measured before leaving the group: the earliest failure of a gang is the original one.
         seconds = time.perf_counter() - clock
@@ -216,7 +216,7 @@ class Worker:
         if context.on_accelerator:
             peak = accelerator.peak_bytes(context.device) or peak
         steps, context.steps = summed(context.steps), []
-        return Done(run.unit, value, failure, started, seconds, peak, steps)
+        return UnitDone(run.unit, value, failure, started, seconds, peak, steps)
 
     def _drop(self, attempt: str) -> None:
         held = self.context.resident.pop(attempt, None)

@@ -137,7 +137,7 @@ class _Search:
                     return None, str(error), recorder.failed_in
                 self.traced = True
                 return self._recorded()
-            except Exception as error:  # noqa: BLE001 - user code may raise anything when it is recorded
+            except Exception as error:  # user code may raise anything when it is recorded
                 return None, _in_words(error), recorder.failed_in
             found.append(recorder)
         one, other = found
@@ -168,7 +168,7 @@ def _sendable(program: Program) -> tuple[Program | None, str]:
     """Return the program if it can travel to a worker; else None, and the reason."""
     try:
         cloudpickle.dumps(program)
-    except Exception as error:  # noqa: BLE001 - objects of user code may raise anything
+    except Exception as error:  # objects of user code may raise anything
         return None, f"its recording cannot be sent to a worker ({type(error).__name__}: {error})"
     return program, ""
 
@@ -307,7 +307,7 @@ def _difference(
                 try:
                     program.run(model, values, 0, len(program), training=training)
                     found = _left(program.outputs(values), model)
-                except Exception as error:  # noqa: BLE001 - a program that fails where the model does not is wrong
+                except Exception as error:  # a program that fails where the model does not is wrong
                     return _in_words(error), getattr(error, FAILED_AT, None)
             alike = (_same(one, other, exact) for one, other in zip(found, expected, strict=False))
             if len(found) != len(expected) or not all(alike):

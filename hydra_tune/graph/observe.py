@@ -27,7 +27,7 @@ from hydra_tune.core.tensor_memory import has_memory
 from hydra_tune.graph.capture import untouched
 from hydra_tune.graph.costs import NodeCost
 from hydra_tune.graph.own_tensors import OwnTensors, UseCounter
-from hydra_tune.graph.pilot_run import Run, Saved, SavedCopies, Span
+from hydra_tune.graph.pilot_run import ModuleCall, PilotRun, SavedCopies, SavedTensor
 from hydra_tune.graph.pilot_steps import PilotOptimizer, PilotSteps, StateLayout, bytes_of, gradients_aside, state_bytes
 
 MOST_NODES = 1000
@@ -118,9 +118,9 @@ def observe(
     )  # fmt: skip
 
 
-def _timed(pilot: _Pilot, counted: Run) -> Run:
+def _timed(pilot: _Pilot, counted: PilotRun) -> PilotRun:
     """Return the quickest timed run that called the same modules as `counted`; `counted` itself if none did."""
-    runs: list[Run] = []
+    runs: list[PilotRun] = []
     began = time.perf_counter()
     while len(runs) < TIMED_RUNS and (not runs or time.perf_counter() - began < TIMED_SECONDS):
         with untouched(pilot.model):
@@ -165,7 +165,7 @@ class _Pilot:
         """Parameters that the forward changes."""
         self.looks_again = any(m._backward_hooks or m._backward_pre_hooks for m in model.modules())
         """True if the backward may look at parameters whose gradients are complete: it runs modules or their hooks."""
-        self._run = Run([])
+        self._run = PilotRun([])
         self._at = 0
         self._clock = 0.0
         self._in_backward = False
@@ -220,7 +220,7 @@ class _Pilot:
             self.looks_again = True  # the model computes some of its forward again
             return
         self._switch(len(self._run.spans))
-        self._run.spans.append(Span(name))
+        self._run.spans.append(ModuleCall(name))
         for parameter in module._parameters.values():
             if id(parameter) in self._own_names:  # in training the call attaches it, even if no operation uses it
                 self._run.spans[-1].parameters[self._own_names[id(parameter)]] = None
@@ -236,15 +236,15 @@ class _Pilot:
         self._at, self._clock = to, now
         self._saved.at = to
 
-    def _pack(self, tensor: torch.Tensor) -> Saved:
+    def _pack(self, tensor: torch.Tensor) -> SavedTensor:
         """Save a copy for autograd, so that the tensor itself lives only as long as something else refers to it."""
         if not has_memory(tensor) or self.own.holds(tensor):
-            return Saved(self._at, tensor)
+            return SavedTensor(self._at, tensor)
         saved, size = self._saved.save(tensor, self._at)
         self._run.spans[self._at].saved += size
         return saved
 
-    def _unpack(self, saved: Saved) -> torch.Tensor:
+    def _unpack(self, saved: SavedTensor) -> torch.Tensor:
         if self._in_backward and saved.span != self._at:
             self._switch(saved.span)
         if self._counting and has_memory(saved.tensor) and not self.own.holds(saved.tensor):
@@ -253,9 +253,9 @@ class _Pilot:
 
     # A run
 
-    def run(self, *, counting: bool) -> Run:
+    def run(self, *, counting: bool) -> PilotRun:
         """Run the batch forward and backward; bytes are counted only if `counting`."""
-        self._run, self._at, self._in_backward, self._counting = Run([Span("")]), 0, False, counting
+        self._run, self._at, self._in_backward, self._counting = PilotRun([ModuleCall("")]), 0, False, counting
         self._saved = SavedCopies()
         buffers = {name: (buffer, buffer._version) for name, buffer in self.model.named_buffers()}
         streams = RandomState.capture()
@@ -286,7 +286,7 @@ class _Pilot:
         return self._run
 
     def _packing(self, counting: bool) -> Callable[[torch.Tensor], Any]:
-        return self._pack if counting else lambda tensor: Saved(self._at, tensor.detach())
+        return self._pack if counting else lambda tensor: SavedTensor(self._at, tensor.detach())
 
     def _backward(self, total: torch.Tensor, watch: UseCounter | None) -> None:
         self._in_backward = True
@@ -307,7 +307,7 @@ class _Pilot:
     # What came of it
 
     def described(
-        self, counted: Run, timed: Run, groups: Sequence[range], preferred: Sequence[str]
+        self, counted: PilotRun, timed: PilotRun, groups: Sequence[range], preferred: Sequence[str]
     ) -> tuple[tuple[ObservedNode, ...], tuple[NodeCost, ...]]:
         """Return the nodes and their costs, with bytes from the counted run and seconds from the timed one."""
         sizes = {name: aligned(p.numel() * p.element_size()) for name, p in self.parameters.items()}
@@ -329,7 +329,7 @@ class _Pilot:
         return tuple(nodes), tuple(costs)
 
     def _cost(
-        self, spans: Sequence[Span], clocks: Sequence[Span], used: Sequence[str], own: Sequence[str],
+        self, spans: Sequence[ModuleCall], clocks: Sequence[ModuleCall], used: Sequence[str], own: Sequence[str],
         tied: set[str], sizes: Mapping[str, int], buffers: int, preferred: Sequence[str],
     ) -> NodeCost:  # fmt: skip
         largest = max((sizes[name] for name in used), default=0)

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 @dataclass
-class Span:
+class ModuleCall:
     """Measurements of one node in one run."""
 
     name: str
@@ -35,14 +35,14 @@ class Span:
 
 
 @dataclass
-class Run:
-    spans: list[Span]
+class PilotRun:
+    spans: list[ModuleCall]
     changes_buffers: bool = False
     draws: bool = False
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedTensor:
     """A copy of a tensor that autograd saved, and the index of the node that saved it."""
 
     span: int
@@ -70,7 +70,7 @@ class SavedCopies:
         self._held: set[int] = set()
         """Addresses of the copies that are held."""
 
-    def save(self, tensor: torch.Tensor, span: int) -> tuple[Saved, int]:
+    def save(self, tensor: torch.Tensor, span: int) -> tuple[SavedTensor, int]:
         """Return a tensor of a copy, and the bytes that were copied: none if its storage has been saved before."""
         size = 0
         with _disable_current_modes():
@@ -87,7 +87,7 @@ class SavedCopies:
             kept = torch.empty(0, dtype=tensor.dtype).set_(
                 copy, tensor.storage_offset(), tensor.size(), tensor.stride()
             )
-        return Saved(span, kept), size
+        return SavedTensor(span, kept), size
 
     def _freed(self, span: int, size: int) -> None:
         """Stop counting a saved tensor: nothing but autograd refers to it any longer."""
@@ -95,7 +95,7 @@ class SavedCopies:
         if span == self.at:
             self.live_here -= size
 
-    def hold(self, saved: Saved) -> None:
+    def hold(self, saved: SavedTensor) -> None:
         """Count a copy that the backward has asked for, until autograd releases it."""
         copy = saved.tensor.untyped_storage()
         if copy._cdata not in self._held:

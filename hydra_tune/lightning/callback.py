@@ -18,12 +18,12 @@ from optuna.trial import BaseTrial
 
 from hydra_tune.core.errors import InputError, nearest, quoted
 from hydra_tune.lightning.bases import as_callback, home_of, loaded
+from hydra_tune.lightning.end_reasons import EndReason
 from hydra_tune.lightning.measures import Measures
-from hydra_tune.lightning.ports import LinkedPort, Port, PortServer, TrialPort
 from hydra_tune.lightning.quiet import quieten_logs, quieten_trainer
 from hydra_tune.lightning.resuming import TrainerCheckpoints, go_on, restore_generators
 from hydra_tune.lightning.spawning import carry_by_value
-from hydra_tune.lightning.verdicts import Verdict
+from hydra_tune.lightning.trial_connection import ConnectionServer, DirectConnection, SocketConnection, TrialConnection
 
 PULSE_SECONDS = 1.0
 """Seconds between two questions whether the search is being stopped; each is also a sign of life."""
@@ -61,9 +61,9 @@ class HydraTuneCallback:
         if not isinstance(trial, BaseTrial):
             raise InputError(f"trial cannot be {quoted(trial)}", "give the trial that the objective was called with")
         self.monitor = names
-        self._port: Port = TrialPort(trial)
+        self._port: TrialConnection = DirectConnection(trial)
         self._process = os.getpid()
-        self._server: PortServer | None = None
+        self._server: ConnectionServer | None = None
         self._quiet = self._port.remote is not None if quiet is None else quiet
         self._reset()
         if self._quiet:
@@ -71,7 +71,7 @@ class HydraTuneCallback:
         if self._port.remote is not None:
             carry_by_value()
 
-    def _begin_fit(self, port: TrialPort) -> None:
+    def _begin_fit(self, port: DirectConnection) -> None:
         self._reset()
         self._fit = port.begin_fit()
 
@@ -95,10 +95,10 @@ class HydraTuneCallback:
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
             raise TypeError("a HydraTuneCallback belongs to a running trial and cannot be copied")
-        assert isinstance(self._port, TrialPort)
+        assert isinstance(self._port, DirectConnection)
         if self._server is None or not self._server.serving:
             self._begin_fit(self._port)
-            self._server = PortServer(self._port)
+            self._server = ConnectionServer(self._port)
         state = {**vars(self), "_server": None, "_process": None, "_port": self._server.linked()}
         return _arrived, (type(self).plain, _names(), state)
 
@@ -109,7 +109,7 @@ class HydraTuneCallback:
             return
         if self._process not in (None, os.getpid()):
             raise InputError("the callback cannot reach its trial from a forked process", "use strategy='ddp_spawn'")
-        if isinstance(self._port, TrialPort):
+        if isinstance(self._port, DirectConnection):
             self._begin_fit(self._port)
         if self._quiet:
             quieten_logs()
@@ -138,7 +138,7 @@ class HydraTuneCallback:
             # A half-restored training is unusable: the next attempt starts again.
             files.remove()
             why = " ".join(str(error).split())
-            self._end(trainer, Verdict("unusable", f"its checkpoint cannot be used ({why}); the trial starts again"))
+            self._end(trainer, EndReason("unusable", f"its checkpoint cannot be used ({why}); the trial starts again"))
         self._generators = state["generators"]
         if trainer.is_global_zero:
             # The last report may have been lost with the process that was to write it.
@@ -185,7 +185,7 @@ class HydraTuneCallback:
         if due or stop:
             self._checkpoint(trainer)
         if stop:
-            self._end(trainer, Verdict("stopped", "the search was stopped"))
+            self._end(trainer, EndReason("stopped", "the search was stopped"))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._measures.counts_next(pl_module):
@@ -196,7 +196,7 @@ class HydraTuneCallback:
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
         if self._looks and loss.numel() == 1 and not math.isfinite(loss.item()):
             message = f"the training loss became {loss.item()} at step {trainer.global_step}"
-            self._end(trainer, Verdict("diverged", message))
+            self._end(trainer, EndReason("diverged", message))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         now = time.perf_counter()
@@ -224,7 +224,7 @@ class HydraTuneCallback:
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._call_all_again()
         self._measures.stop_counting()
-        if self._server is not None and isinstance(self._port, TrialPort) and self._port.verdict is not None:
+        if self._server is not None and isinstance(self._port, DirectConnection) and self._port.verdict is not None:
             # The processes of ddp_spawn have ended; this one knows only that they failed.
             raise self._port.verdict.error() from None
 
@@ -254,16 +254,16 @@ class HydraTuneCallback:
         if verdict is not None:
             self._end(trainer, verdict)
 
-    def _report(self, found: dict[str, float], trainer: Any) -> Verdict | None:
+    def _report(self, found: dict[str, float], trainer: Any) -> EndReason | None:
         for name in self.monitor:
             if name not in found:
                 known = list(trainer.callback_metrics)
                 hint = nearest(name, known) if known else "no metric was logged; use self.log in a step"
-                return Verdict("missing", f"the metric {name!r} was not logged", hint)
+                return EndReason("missing", f"the metric {name!r} was not logged", hint)
             if not math.isfinite(found[name]):
-                return Verdict("diverged", f"{name} became {found[name]} at step {trainer.global_step}")
+                return EndReason("diverged", f"{name} became {found[name]} at step {trainer.global_step}")
         step = len(self.history)
-        return Verdict("pruned", f"pruned at report {step}") if self._port.report(step, found) else None
+        return EndReason("pruned", f"pruned at report {step}") if self._port.report(step, found) else None
 
     # Decisions
 
@@ -271,7 +271,7 @@ class HydraTuneCallback:
         """Return rank 0's decision on every rank."""
         return trainer.strategy.broadcast(decide() if trainer.is_global_zero else None)
 
-    def _end(self, trainer: Any, verdict: Verdict) -> None:
+    def _end(self, trainer: Any, verdict: EndReason) -> None:
         """End the training on this rank; called on every rank."""
         if trainer.is_global_zero:
             self._port.describe(self._measures.facts(trainer))
@@ -293,7 +293,7 @@ class HydraTuneCallback:
 
     def _same_parameters(self, trainer: Any) -> None:
         """Raise InputError if a script rerun by DDP got other parameters than rank 0."""
-        if trainer.world_size == 1 or isinstance(self._port, LinkedPort):
+        if trainer.world_size == 1 or isinstance(self._port, SocketConnection):
             return
         ours = self._port.params()
         theirs = trainer.strategy.broadcast(ours)

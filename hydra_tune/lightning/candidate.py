@@ -18,7 +18,7 @@ from hydra_tune.core.trees import call_model
 from hydra_tune.graph.capture import untouched
 from hydra_tune.lightning.bases import home_of
 from hydra_tune.lightning.optimizers import ModulesOptimizer, Rescheduled, configured
-from hydra_tune.lightning.pilot import Tried, try_step
+from hydra_tune.lightning.split_check import StepCheck, try_step
 from hydra_tune.lightning.steps import (
     OBJECTIVE,
     Before,
@@ -170,7 +170,7 @@ def _loader(source: Any, name: str) -> Any:
     return loader
 
 
-def _tried(module: Any, step: Any, loader: Any) -> tuple[LoaderBatches, Tried]:
+def _tried(module: Any, step: Any, loader: Any) -> tuple[LoaderBatches, StepCheck]:
     """Return the loader's batches, and the result of the step on the first batch."""
     if loader is None:
         raise CandidateError("there is no train_dataloader", "give the module, the datamodule or this call one")
@@ -193,7 +193,7 @@ def _check_monitor(candidate: Candidate, monitor: str) -> None:
     )
 
 
-def _metric_names(validation: Tried | None) -> list[str]:
+def _metric_names(validation: StepCheck | None) -> list[str]:
     names = list(validation.logs) if validation else []
     for name in names:
         if name in ("loss", "train_loss"):

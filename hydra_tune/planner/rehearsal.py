@@ -12,7 +12,7 @@ import torch
 
 from hydra_tune.core.clock import work_seconds
 from hydra_tune.core.trees import move
-from hydra_tune.planner.copies import copied_candidate, copied_data
+from hydra_tune.planner.candidate_copies import copied_candidate, copied_data
 from hydra_tune.strategies.estimate import Rehearsal
 from hydra_tune.training.loop import MEASURED_STEPS, Training
 from hydra_tune.training.prepared import Prepared

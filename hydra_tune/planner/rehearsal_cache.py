@@ -89,7 +89,7 @@ def _reached(function: types.FunctionType) -> list[Any]:
 
 def _is_empty(cell: types.CellType) -> bool:
     try:
-        cell.cell_contents  # noqa: B018 - asking is the only way to know
+        _ = cell.cell_contents  # raises for an empty cell
     except ValueError:
         return True
     return False

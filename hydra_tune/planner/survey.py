@@ -18,7 +18,7 @@ from hydra_tune.core.clock import work_seconds
 from hydra_tune.core.errors import CandidateError
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.planner.calibration import calibrate
-from hydra_tune.planner.copies import CannotBeCopied, copied_candidate, copied_data
+from hydra_tune.planner.candidate_copies import CannotBeCopied, copied_candidate, copied_data
 from hydra_tune.planner.question import Question, Survey
 from hydra_tune.planner.rates import known_rates
 from hydra_tune.planner.rehearsal_cache import rehearsed
@@ -40,7 +40,7 @@ def survey(context: WorkerContext, attempt: str, seed: int, profiles: Path, ques
     look = _Look(context, prepared, seed, profiles, question)
     try:
         found = look.at_everything()
-    except Exception as error:  # noqa: BLE001 - user code runs here; training meets the same, and reports it
+    except Exception as error:  # user code runs here; training meets the same, and reports it
         found, look.failed = tuple(() for _ in question.pools), f"{type(error).__name__}: {error}"
     candidate.model.zero_grad(set_to_none=True)
     return Survey(found, candidate.epochs, look.batches, time.perf_counter() - began, look.failed, look.stays)
@@ -94,7 +94,7 @@ class _Look:
         """Return a strategy's estimate; an error refuses this strategy only."""
         try:
             return self._of(name, pool)
-        except Exception as error:  # noqa: BLE001 - user code runs here
+        except Exception as error:  # user code runs here
             return refused(name, f"its estimate failed ({type(error).__name__}: {error})")
 
     def _may_fit(self, memory: int) -> bool:
@@ -107,7 +107,7 @@ class _Look:
             return rehearsed(self.prepared, self.training.batches, self.seed, torch.device("cpu"), self.profiles)
         except CannotBeCopied as error:
             self.failed, self.stays = str(error), True
-        except Exception as error:  # noqa: BLE001 - user code runs here
+        except Exception as error:  # user code runs here
             self.failed = f"{type(error).__name__}: {error}"
         return None
 

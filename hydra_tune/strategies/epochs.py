@@ -24,7 +24,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """A written checkpoint, or the reason why it was not written."""
 
     step: int
@@ -52,7 +52,7 @@ class InTraining(ABC):
         """Keep a copy of the current weights as the best so far."""
 
     @abstractmethod
-    async def checkpoint(self) -> Saved:
+    async def checkpoint(self) -> SavedCheckpoint:
         """Write the state that another search needs to resume from here."""
 
     def checkpoint_waits(self) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 
 from hydra_tune.engine.inbox import Inbox
-from hydra_tune.engine.messages import Drop, Run
+from hydra_tune.engine.messages import Drop, RunUnit
 
 
-def run(unit: int, *order: float, attempt: str = "a") -> Run:
-    return Run(unit, attempt, b"", order=order)
+def run(unit: int, *order: float, attempt: str = "a") -> RunUnit:
+    return RunUnit(unit, attempt, b"", order=order)
 
 
-def taken(*messages: Run | Drop) -> list[int | str]:
+def taken(*messages: RunUnit | Drop) -> list[int | str]:
     inbox = Inbox()
     for message in messages:
         inbox.put(message)
@@ -38,7 +38,7 @@ def test_what_is_to_be_freed_waits_for_the_units_that_its_attempt_had_before() -
 
 
 def test_a_thread_that_waits_gets_what_comes() -> None:
-    inbox, got = Inbox(), list[Run | Drop]()
+    inbox, got = Inbox(), list[RunUnit | Drop]()
     reader = threading.Thread(target=lambda: got.append(inbox.get()))
     reader.start()
     inbox.put(run(7))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydra_tune.engine.scenario import Outcome, Ran, Scenario
+from hydra_tune.engine.scenario import Ran, Scenario, ScenarioOutcome
 from hydra_tune.engine.scheduler import FOR_WHOLE_TRIALS, POLICIES
 from hydra_tune.engine.simulator import simulate
 
@@ -84,7 +84,7 @@ def test_the_same_seed_gives_the_same_run(policy: str) -> None:
     assert simulate(replace(mix, seed=6)).makespan != simulate(mix).makespan
 
 
-def check(scenario: Scenario, outcome: Outcome, trace: list[Ran]) -> None:
+def check(scenario: Scenario, outcome: ScenarioOutcome, trace: list[Ran]) -> None:
     """What holds for every schedule."""
     lengths = scenario.lengths()
     by_trial, by_device = defaultdict(list), defaultdict(list)

@@ -12,7 +12,7 @@ import torch
 from hydra_tune.core.errors import HydraTuneError, InputError
 from hydra_tune.lightning import HydraTuneCallback
 from hydra_tune.lightning.callback import STEP_HOOKS
-from hydra_tune.lightning.verdicts import DivergedTrial
+from hydra_tune.lightning.end_reasons import DivergedTrial
 from tests.lightning.modules import BOTH, lightning, loaders, net, trainer
 
 

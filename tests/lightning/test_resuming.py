@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hydra_tune.lightning import HydraTuneCallback
-from hydra_tune.lightning.verdicts import Unusable
+from hydra_tune.lightning.end_reasons import Unusable
 from tests.lightning.modules import lightning, loaders, net, trainer
 
 pl = lightning("pytorch_lightning")

@@ -10,8 +10,8 @@ import pytest
 
 from hydra_tune.planner.admission import Admission, Room
 from hydra_tune.planner.choice import Situation, choose
-from hydra_tune.planner.outlook import Job, bound, makespan
 from hydra_tune.planner.planner import Corrections, Planner
+from hydra_tune.planner.search_time import Job, bound, makespan
 from hydra_tune.strategies.estimate import Estimate, refused
 from hydra_tune.strategies.pool import Pool
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from hydra_tune.planner.copies import CannotBeCopied, copied_data
+from hydra_tune.planner.candidate_copies import CannotBeCopied, copied_data
 from hydra_tune.planner.rehearsal import rehearse
 from hydra_tune.planner.rehearsal_cache import _key, rehearsed
 from hydra_tune.training.batches import Batches

@@ -23,7 +23,7 @@ BUCKET_BYTES = 25 * 2**20
 """Gradients are averaged in pieces of this size."""
 
 
-class Span:
+class ParameterRange:
     """The batches of an epoch from `start` to before `stop`."""
 
     def __init__(self, batches: Batches, start: int, stop: int) -> None:
@@ -68,7 +68,7 @@ class Client(Phase):
         self._work = work
         self.epoch, self.batch = work.epoch, 0
         self.loss_sum, self.loss_rows = 0.0, 0
-        span = Span(self._all, work.start, work.stop)
+        span = ParameterRange(self._all, work.start, work.stop)
         self.batches = EveryNth(span, self.rank, self.size)  # type: ignore[assignment, arg-type]
         longest = -(-len(span) // self.size)
         target = self.steps + -(-longest // self.candidate.accumulate)

@@ -20,16 +20,16 @@ from hydra_tune.core.tables import Table
 from hydra_tune.engine.remote import remote
 from hydra_tune.engine.unit import UnitResult
 from hydra_tune.strategies.base import Strategy, TrialRun
+from hydra_tune.strategies.concurrent_units import ConcurrentUnits
 from hydra_tune.strategies.elastic import plan_table
-from hydra_tune.strategies.elastic.work import BETA, ClientDone, Seat, Work
-from hydra_tune.strategies.epochs import SLICE_SECONDS, Saved, train_epochs
+from hydra_tune.strategies.elastic.work import BETA, ClientAssignment, ClientDone, Work
+from hydra_tune.strategies.epochs import SLICE_SECONDS, SavedCheckpoint, train_epochs
 from hydra_tune.strategies.estimate import Estimate, Look
 from hydra_tune.strategies.pool import Pool
 from hydra_tune.strategies.recovery import Recovery
 from hydra_tune.strategies.subnets.rounds import InRounds
 from hydra_tune.strategies.subnets.strategy import check_choice, check_count
-from hydra_tune.strategies.subnets.work import Wanted
-from hydra_tune.strategies.together import Together
+from hydra_tune.strategies.subnets.work import SubnetRequest
 from hydra_tune.training.progress import Progress
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ class Elastic(Strategy):
         workers = self._workers(devices)
         most = 1 if self.mode == "allreduce" else devices // workers if self.clients == "auto" else int(self.clients)
         if self.mode == "sync":
-            return await InRounds.laid_out(run, Wanted(most, self.tau, travels=True), skips=False)
-        wanted = Wanted(most, self.tau, True, shared_batches=True, centre_shards=self.server_shards)
+            return await InRounds.laid_out(run, SubnetRequest(most, self.tau, travels=True), skips=False)
+        wanted = SubnetRequest(most, self.tau, True, shared_batches=True, centre_shards=self.server_shards)
         made = await InClients.laid_out(run, wanted, skips=False)
         made.mode, made.beta, made.workers, made.auto = self.mode, self.beta, workers, self.clients == "auto"
         return made
@@ -172,7 +172,7 @@ class InClients(InRounds):
     async def train(self, remaining: float | None) -> Progress:
         began, first = time.perf_counter(), self.batch
         self._until = began + TOGETHER_SECONDS
-        async with Together() as together:
+        async with ConcurrentUnits() as together:
             for member in list(self.members):
                 together.start(self._go_on(member, together, remaining))
             self._welcome(together, remaining)
@@ -182,7 +182,7 @@ class InClients(InRounds):
             loss=total / max(rows, 1), batches_done=self.batch - first, seconds=time.perf_counter() - began,
         )  # fmt: skip
 
-    def _welcome(self, together: Together, remaining: float | None) -> None:
+    def _welcome(self, together: ConcurrentUnits, remaining: float | None) -> None:
         """Add clients: all at the beginning, later one whenever devices are idle and no other trial needs them."""
         while self._left and len(self.members) < self._room():
             member = _Member(self._joined)
@@ -212,7 +212,7 @@ class InClients(InRounds):
         least = self.current["least"]
         self.current |= {"least": min(least, now) if least else now, "most": max(self.current["most"], now)}
 
-    async def _go_on(self, member: _Member, together: Together, remaining: float | None) -> None:
+    async def _go_on(self, member: _Member, together: ConcurrentUnits, remaining: float | None) -> None:
         """Run one client until the next meeting, the end of the batches, or its departure."""
         while member in self.members:
             if self._is_one_too_many():
@@ -245,7 +245,9 @@ class InClients(InRounds):
 
     async def _results(self, member: _Member, work: Work, remaining: float | None) -> list[UnitResult]:
         run, spot, shards = self.run, self.laid.spot, self.wanted.centre_shards
-        seats = [Seat(member.id, member.version, rank, self.workers, shards) for rank in range(self.workers)]
+        seats = [
+            ClientAssignment(member.id, member.version, rank, self.workers, shards) for rank in range(self.workers)
+        ]
         if self.workers == 1:
             return [await run.unit("train", units.train_client, run.attempt, spot, seats[0], work, remaining=remaining)]
         return await run.gang(
@@ -322,6 +324,6 @@ class InClients(InRounds):
         self._count_members()
         return metrics
 
-    async def checkpoint(self) -> Saved:
+    async def checkpoint(self) -> SavedCheckpoint:
         await self._collect()
         return await super().checkpoint()

@@ -11,13 +11,13 @@ from hydra_tune.spill.store import SpillFiles
 from hydra_tune.spill.stored_tree import read_state, write_state
 from hydra_tune.strategies.elastic.centre import Centre, shards_of
 from hydra_tune.strategies.elastic.client import Client
-from hydra_tune.strategies.elastic.work import ClientDone, Seat, Work
+from hydra_tune.strategies.elastic.work import ClientAssignment, ClientDone, Work
 from hydra_tune.strategies.subnets.phase import State
-from hydra_tune.strategies.subnets.units import Resident, TooLarge, centre_of, taken_up
+from hydra_tune.strategies.subnets.units import Resident, SubnetTooLarge, centre_of, taken_up
 from hydra_tune.strategies.subnets.work import Spot
 
 
-def train_client(context: WorkerContext, attempt: str, spot: Spot, seat: Seat, work: Work) -> ClientDone:
+def train_client(context: WorkerContext, attempt: str, spot: Spot, seat: ClientAssignment, work: Work) -> ClientDone:
     """Train on the batches of `work`, with exchanges; then write the client's state for the next device."""
     held = taken_up(context, attempt, spot)
     client = _client(context, held, spot, seat)
@@ -29,7 +29,7 @@ def train_client(context: WorkerContext, attempt: str, spot: Spot, seat: Seat, w
     held.peak = max(held.peak, client.peak_bytes)
     context.unit_peak_bytes = held.peak
     if held.peak > context.setup.memory:
-        raise TooLarge(held.peak, context.setup.memory, context.setup.device, what="a client")
+        raise SubnetTooLarge(held.peak, context.setup.memory, context.setup.device, what="a client")
     if seat.rank == 0:
         write_state(_files(spot, seat.client), {"version": seat.version + 1, **client.state()})
     held.clients = {seat.client: (seat.version + 1, client)}
@@ -39,7 +39,7 @@ def train_client(context: WorkerContext, attempt: str, spot: Spot, seat: Seat, w
     )  # fmt: skip
 
 
-def _client(context: WorkerContext, held: Resident, spot: Spot, seat: Seat) -> Client:
+def _client(context: WorkerContext, held: Resident, spot: Spot, seat: ClientAssignment) -> Client:
     """Return the client as of its last unit: from this worker, from its file, or, if new, from the centre."""
     version, client = held.clients.pop(seat.client, (0, None))
     held.clients.clear()
@@ -62,7 +62,7 @@ def _client(context: WorkerContext, held: Resident, spot: Spot, seat: Seat) -> C
     return made
 
 
-def _stream(held: Resident, seat: Seat) -> dict[str, Any]:
+def _stream(held: Resident, seat: ClientAssignment) -> dict[str, Any]:
     """Return a new random state for this worker of the client."""
     before = RandomState.capture()
     seed_everything(trial_seed(held.kit.seed, hash((seat.client, seat.version, seat.rank)) % 2**31))

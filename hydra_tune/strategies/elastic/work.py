@@ -24,7 +24,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Seat:
+class ClientAssignment:
     """A client, and one of its workers by rank."""
 
     client: int

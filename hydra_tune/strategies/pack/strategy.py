@@ -15,7 +15,7 @@ from hydra_tune.core.tables import Table
 from hydra_tune.engine.remote import remote
 from hydra_tune.engine.unit import Memory, Unit
 from hydra_tune.strategies.base import Strategy, TrialRun
-from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, Saved, train_epochs
+from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, SavedCheckpoint, train_epochs
 from hydra_tune.strategies.estimate import Estimate, Look
 from hydra_tune.strategies.pack.bench import Room, Seat
 from hydra_tune.strategies.pack.plan_table import plan_of, shown
@@ -149,9 +149,9 @@ class InPack(InTraining):
     async def keep_weights(self) -> None:
         self.seat.keep = True  # done by the next unit
 
-    async def checkpoint(self) -> Saved:
+    async def checkpoint(self) -> SavedCheckpoint:
         run = self.run
-        saved: Saved = (
+        saved: SavedCheckpoint = (
             await run.unit(
                 "checkpoint", units.checkpoint, run.attempt, self.seat.take_keep(), run.checkpoints,
                 worker=self.seat.worker,

@@ -8,7 +8,7 @@ from typing import Any
 
 from hydra_tune.engine.unit import Failure
 from hydra_tune.engine.worker import WorkerContext
-from hydra_tune.strategies.epochs import Saved
+from hydra_tune.strategies.epochs import SavedCheckpoint
 from hydra_tune.strategies.pack.member import Member
 from hydra_tune.strategies.pack.pack import Pack
 from hydra_tune.strategies.pack.refusal import CannotPack
@@ -85,7 +85,7 @@ def _pack_of(context: WorkerContext, members: list[Member]) -> Pack:
     return Pack(members, compared=compared.setdefault(signature(members[0]), set()))
 
 
-def checkpoint(context: WorkerContext, attempt: str, kept: bool, directory: Path) -> Saved:
+def checkpoint(context: WorkerContext, attempt: str, kept: bool, directory: Path) -> SavedCheckpoint:
     """Write the state that another process needs to resume from here, alone or in a pack."""
     member: Member = context.resident[attempt]
     if kept:

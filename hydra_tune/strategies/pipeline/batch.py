@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydra_tune.engine.remote import remote
+from hydra_tune.strategies.concurrent_units import ConcurrentUnits
 from hydra_tune.strategies.pipeline.schedule import IN_TURN, KINDS
 from hydra_tune.strategies.pipeline.staged import Forwarded, Random, Sent
 from hydra_tune.strategies.pipeline.stages import Stage
-from hydra_tune.strategies.together import Together
 
 if TYPE_CHECKING:
     from hydra_tune.strategies.pipeline import units as units
@@ -38,7 +38,7 @@ class Batch:
         self._backward: dict[tuple[int, int], asyncio.Task[Sent]] = {}
 
     async def run(self) -> None:
-        async with Together() as together:
+        async with ConcurrentUnits() as together:
             for lane in range(len(self.weights)):
                 for stage in self.stages:
                     self._forward[stage.index, lane] = together.start(self._go_forward(stage, lane))

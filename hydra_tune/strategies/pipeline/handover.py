@@ -22,7 +22,7 @@ from hydra_tune.strategies.shard.values import compact, strided
 
 
 @dataclass(frozen=True)
-class Place:
+class BufferSlice:
     """The file, dtype and shape of a passed tensor."""
 
     path: str
@@ -52,25 +52,25 @@ class Handover:
 
     def receive(self, sent: Sealed) -> Any:
         """Return a value another worker sent; on a CPU its tensors share the sender's memory: do not modify."""
-        return tree_map(lambda leaf: self._get(leaf) if isinstance(leaf, Place) else leaf, sent.open())
+        return tree_map(lambda leaf: self._get(leaf) if isinstance(leaf, BufferSlice) else leaf, sent.open())
 
     def _put(self, name: str, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         tensor = compact(leaf.detach())
-        place = Place(
+        place = BufferSlice(
             str(self.directory / name), tensor.dtype, tuple(tensor.shape), tensor.stride(), leaf.requires_grad
         )
         if place.bytes:
             self._at(place, make=True).copy_(tensor)
         return place
 
-    def _get(self, place: Place) -> torch.Tensor:
+    def _get(self, place: BufferSlice) -> torch.Tensor:
         if not place.bytes:
             return torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device=self.device)
         return self._at(place, make=False).to(self.device).requires_grad_(place.grad)
 
-    def _at(self, place: Place, *, make: bool) -> torch.Tensor:
+    def _at(self, place: BufferSlice, *, make: bool) -> torch.Tensor:
         block = self._mapped.get(place.path)
         if block is None or block.numel() < place.bytes:
             if make:
@@ -80,7 +80,7 @@ class Handover:
             self._mapped[place.path] = block
         return strided(block, place.dtype, 0, place.shape, place.stride)
 
-    def _grow(self, place: Place) -> None:
+    def _grow(self, place: BufferSlice) -> None:
         # The directory exists only while the trial does, so a late send leaves no file behind.
         descriptor = os.open(place.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:

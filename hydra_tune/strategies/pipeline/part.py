@@ -22,12 +22,12 @@ from hydra_tune.core.random_state import RandomState
 from hydra_tune.core.tensor_memory import TensorBytes
 from hydra_tune.core.trees import move, some_rows
 from hydra_tune.spill.store import SpillFiles
+from hydra_tune.strategies.pipeline.device_state import DeviceState, as_random, as_state
 from hydra_tune.strategies.pipeline.halves import Halves, is_plain
 from hydra_tune.strategies.pipeline.handover import Handover
 from hydra_tune.strategies.pipeline.kit import PipelineKit
 from hydra_tune.strategies.pipeline.schedule import bounds
-from hydra_tune.strategies.pipeline.share import Share, as_random, as_state
-from hydra_tune.strategies.pipeline.staged import Fetched, Forwarded, Judged, Random, Sent
+from hydra_tune.strategies.pipeline.staged import Evaluated, Fetched, Forwarded, Random, Sent
 from hydra_tune.strategies.pipeline.stages import TARGETS, Stage
 from hydra_tune.training.batches import Batches
 from hydra_tune.training.candidate import batch_loss
@@ -77,7 +77,7 @@ class Part:
         self.index = index
         self.device = device
         self.model: nn.Module = kit.candidate.model
-        self.share = Share(kit, index, device, files)
+        self.share = DeviceState(kit, index, device, files)
         self.handover = Handover(directory, device)
         self.batches = Batches(kit.candidate, kit.train, training=True, seed=kit.seed)
         self.valid = None if kit.valid is None else Batches(kit.candidate, kit.valid, training=False)
@@ -265,7 +265,7 @@ class Part:
 
     # Epochs
 
-    def judge(self, stage: Stage, lane: int, arrived: Sent, random: Random) -> Judged:
+    def judge(self, stage: Stage, lane: int, arrived: Sent, random: Random) -> Evaluated:
         """Run a stage's forward in evaluation; the stage with the loss returns the metrics of the batch."""
         flight = self._arrive(lane, arrived)
         self._mode(training=False)
@@ -277,13 +277,13 @@ class Part:
             self.kit.program.run_some(self.model, values, stage.ops, keep, training=False)
             if not stage.loss:
                 flight.values |= {value: values[value] for value in stage.gives}
-                return Judged(self._hand_on(stage, lane), self._after(random), {})
+                return Evaluated(self._hand_on(stage, lane), self._after(random), {})
             candidate, outputs = self.kit.candidate, self.kit.program.outputs(values)
             targets = flight.values[TARGETS]
             judged = {"loss": float(candidate.loss(outputs, targets))}
             for name, metric in candidate.metrics.items():
                 judged[name] = as_number(metric(outputs, targets), f"metric {name!r}")
-            return Judged({}, self._after(random), judged)
+            return Evaluated({}, self._after(random), judged)
 
     def end_epoch(self, loss: float) -> None:
         """End the epoch, whose evaluation gave this loss."""

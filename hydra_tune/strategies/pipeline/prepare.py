@@ -44,7 +44,7 @@ Way = Callable[[float], float]
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class PipelineLayout:
     """A placement in stages, with the predicted time of a step."""
 
     placer: str
@@ -55,11 +55,11 @@ class LaidOut:
 def lay_out(
     prospect: Prospect, devices: int, capacity: Sequence[int], microbatches: int, order: str, placer: str, way: Way,
     *, trials: int = 1,
-) -> LaidOut:  # fmt: skip
+) -> PipelineLayout:  # fmt: skip
     """Return the stages of this placer, or of the best one for this many trials. Raises PlacementInfeasible."""
     atoms = atoms_of(prospect.profile)
     names = [name for name in PLACERS if name != "best"] if placer == "best" else [placer]
-    found: list[LaidOut] = []
+    found: list[PipelineLayout] = []
     lacking: list[PlacementInfeasible] = []
     for name in names:
         try:
@@ -67,7 +67,7 @@ def lay_out(
         except PlacementInfeasible as error:
             lacking.append(error)
             continue
-        found.append(LaidOut(name, stages, _prediction(stages, devices, microbatches, order)))
+        found.append(PipelineLayout(name, stages, _prediction(stages, devices, microbatches, order)))
     if not found:
         raise min(lacking, key=lambda error: error.lacking_bytes)
     return _chosen(found, trials)
@@ -103,14 +103,14 @@ def _in_room(
     raise _lacks(least)
 
 
-def _chosen(found: Sequence[LaidOut], trials: int) -> LaidOut:
+def _chosen(found: Sequence[PipelineLayout], trials: int) -> PipelineLayout:
     """Among placements about as fast as the fastest, choose the one whose busiest device has the least work."""
     quickest = min(each.prediction.shared_seconds(trials) for each in found)
     quick = [each for each in found if each.prediction.shared_seconds(trials) <= ABOUT * quickest]
     return min(quick, key=lambda each: (max(each.prediction.busy), each.prediction.seconds))
 
 
-def why_one_device(prospect: Prospect, layout: LaidOut) -> str:
+def why_one_device(prospect: Prospect, layout: PipelineLayout) -> str:
     """Say why all stages are on one device; empty if they are not."""
     if len({stage.device for stage in layout.stages}) > 1:
         return ""

@@ -21,7 +21,7 @@ Sent = dict[int, Sealed]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PipelineRequest:
     """The user's options for a pipeline, and the memory of the devices in bytes."""
 
     microbatches: int | None
@@ -81,7 +81,7 @@ class Forwarded:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Evaluated:
     """The result of a stage's forward in evaluation: values, or metrics from the stage with the loss."""
 
     sent: Sent

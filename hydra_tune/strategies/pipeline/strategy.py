@@ -20,16 +20,16 @@ from hydra_tune.core.tables import Table
 from hydra_tune.engine.remote import remote
 from hydra_tune.engine.unit import Memory, Role, StepRecord, UnitFailed, UnitResult
 from hydra_tune.strategies.base import Strategy, TrialRun
-from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, Saved, train_epochs
+from hydra_tune.strategies.concurrent_units import ConcurrentUnits, all_of
+from hydra_tune.strategies.device_occupancy import DeviceOccupancy
+from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, SavedCheckpoint, train_epochs
 from hydra_tune.strategies.estimate import Estimate, Look
 from hydra_tune.strategies.pipeline import plan_table
 from hydra_tune.strategies.pipeline.batch import Batch
 from hydra_tune.strategies.pipeline.schedule import IN_TURN, ORDERS, bounds, in_flight, users_of
-from hydra_tune.strategies.pipeline.staged import PLACERS, Fetched, Judged, Random, Sent, Staged, Wanted
+from hydra_tune.strategies.pipeline.staged import PLACERS, Evaluated, Fetched, PipelineRequest, Random, Sent, Staged
 from hydra_tune.strategies.pipeline.stages import TARGETS, Stage
 from hydra_tune.strategies.pool import Pool
-from hydra_tune.strategies.seats import Seats
-from hydra_tune.strategies.together import Together, all_of
 from hydra_tune.training.progress import Diverged, Progress
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Pipeline(Strategy):
     """Name of the algorithm that places the model's parts on devices."""
     order: str = "1f1b"
     """1f1b: few micro-batches in flight; gpipe: all forwards first."""
-    seats: Seats = field(default_factory=Seats, init=False, compare=False, repr=False)
+    occupancy: DeviceOccupancy = field(default_factory=DeviceOccupancy, init=False, compare=False, repr=False)
     """Counts the trials on each of the two directions through the devices."""
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class Pipeline(Strategy):
         devices = range(len(run.engine.devices))
         # Two concurrent trials go through the devices in opposite directions, which evens out stages of unequal time.
         # If devices do not take forwards first, the two would block each other.
-        with self.seats.taken(1, 2 if run.engine.in_stages else 1) as (way,):
+        with self.occupancy.taken(1, 2 if run.engine.in_stages else 1) as (way,):
             candidate = await InStages.laid_out(run, self, [devices[::-1], devices] if way else [devices])
             await run.restored(candidate.history, candidate.staged.notes)
             try:
@@ -136,7 +136,9 @@ class InStages(InTraining):
         on_cores = all(device.torch_device == "cpu" for device in run.engine.devices)
         for devices in ways:
             capacity = tuple(room[device] for device in devices)
-            wanted = Wanted(strategy.microbatches, strategy.placer, strategy.order, capacity, run.at_once, on_cores)
+            wanted = PipelineRequest(
+                strategy.microbatches, strategy.placer, strategy.order, capacity, run.at_once, on_cores
+            )
             try:
                 result = await run.unit(
                     "lay out", units.stage, run.attempt, run.number, run.seed, wanted, run.checkpoints, run.profiles,
@@ -173,7 +175,7 @@ class InStages(InTraining):
     async def train(self, remaining: float | None) -> Progress:
         began, first = time.perf_counter(), self.position["batch"]
         batches = self.staged.data[2]
-        async with Together() as steps:
+        async with ConcurrentUnits() as steps:
             while self.position["batch"] < batches:
                 clock = time.perf_counter()
                 await self._train_batch(remaining, steps)
@@ -189,7 +191,7 @@ class InStages(InTraining):
             seconds=time.perf_counter() - began,
         )  # fmt: skip
 
-    async def _train_batch(self, remaining: float | None, steps: Together) -> None:
+    async def _train_batch(self, remaining: float | None, steps: ConcurrentUnits) -> None:
         """Train one batch and start its steps; a device's units of the next batch wait for that device's step."""
         at = self.position
         rows = self._rows_at(at["batch"])
@@ -215,7 +217,7 @@ class InStages(InTraining):
     def _may_pause(self) -> bool:
         return not self.staged.between_steps or self.position["batch"] % self.staged.accumulate == 0
 
-    async def _begin_steps(self, stepping: bool, steps: Together) -> None:
+    async def _begin_steps(self, stepping: bool, steps: ConcurrentUnits) -> None:
         """Start each device's step; if gradients are clipped, compute their total norm first."""
         factor: float | None = 1.0 if stepping else None
         if stepping and self.staged.clip_grad_norm is not None:
@@ -263,7 +265,7 @@ class InStages(InTraining):
             found[position] = await self._judge(position, lane, streams)
             lanes.put_nowait(lane)
 
-        async with Together() as together:
+        async with ConcurrentUnits() as together:
             for position in range(len(rows)):
                 together.start(batch(position, await lanes.get()))
         sums: dict[str, float] = {}
@@ -288,7 +290,7 @@ class InStages(InTraining):
             work = (units.judge, stage.index, lane, arrived, random)
             result = await self.on(stage.device, "evaluate", *work, recorded=False, rank=IN_TURN)
             self.took("evaluate", stage, result)
-            done: Judged = result.value
+            done: Evaluated = result.value
             made[stage.index], random = done.sent, done.random
             judged |= done.metrics
         streams[0] = random
@@ -303,9 +305,9 @@ class InStages(InTraining):
     async def keep_weights(self) -> None:
         await self.everywhere("keep", units.keep_weights)
 
-    async def checkpoint(self) -> Saved:
+    async def checkpoint(self) -> SavedCheckpoint:
         await self._collect()
-        saved: Saved = (await self._in_builder("checkpoint", units.checkpoint, self.run.checkpoints)).value
+        saved: SavedCheckpoint = (await self._in_builder("checkpoint", units.checkpoint, self.run.checkpoints)).value
         return saved
 
     def checkpoint_waits(self) -> bool:

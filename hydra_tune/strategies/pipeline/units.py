@@ -20,14 +20,14 @@ from hydra_tune.graph.placement import PlacementInfeasible
 from hydra_tune.graph.placement.links import link
 from hydra_tune.spill.places import remove_directory, write_whole
 from hydra_tune.spill.store import SpillFiles
-from hydra_tune.strategies.epochs import Saved
+from hydra_tune.strategies.epochs import SavedCheckpoint
 from hydra_tune.strategies.pipeline.kit import PipelineKit
 from hydra_tune.strategies.pipeline.microbatches import microbatches_for
 from hydra_tune.strategies.pipeline.part import Part
-from hydra_tune.strategies.pipeline.prepare import LaidOut, files_of, lay_out, make_kit, merged, why_one_device
-from hydra_tune.strategies.pipeline.staged import Fetched, Forwarded, Judged, Random, Sent, Staged, Wanted
+from hydra_tune.strategies.pipeline.prepare import PipelineLayout, files_of, lay_out, make_kit, merged, why_one_device
+from hydra_tune.strategies.pipeline.staged import Evaluated, Fetched, Forwarded, PipelineRequest, Random, Sent, Staged
+from hydra_tune.strategies.shard.checkpoint_forms import CheckpointForm
 from hydra_tune.strategies.shard.exchange import put_together, take_apart
-from hydra_tune.strategies.shard.forms import Form
 from hydra_tune.strategies.shard.prepare import examine, hollow, with_evaluation
 from hydra_tune.strategies.whole.units import OutOfMemory, restore, write_checkpoint
 from hydra_tune.training.batches import Batches
@@ -44,7 +44,7 @@ class _Laid:
     kit: PipelineKit
     files: list[SpillFiles]
     directory: Path
-    form: Form
+    form: CheckpointForm
 
     def close(self) -> None:
         for files in self.files:
@@ -76,7 +76,8 @@ class DoesNotFit(TrialEnded):
 
 
 def stage(
-    context: WorkerContext, attempt: str, number: int, seed: int, wanted: Wanted, checkpoints: Path, profiles: Path
+    context: WorkerContext, attempt: str, number: int, seed: int, wanted: PipelineRequest, checkpoints: Path,
+    profiles: Path,
 ) -> Staged:  # fmt: skip
     """Lay out the candidate built in this worker, and write each device's share to its files."""
     prepared: Prepared = context.resident[attempt]
@@ -106,13 +107,13 @@ class LaidDown:
     """The facts of a trial from which its devices' shares are written."""
 
     kit: PipelineKit
-    layout: LaidOut
+    layout: PipelineLayout
     state: dict[str, Any]
     microbatches: int
     notes: tuple[str, ...]
     warning: str
     judged_at_random: bool
-    form: Form = field(default_factory=Form)
+    form: CheckpointForm = field(default_factory=CheckpointForm)
 
 
 def lay_down(context: WorkerContext, attempt: str, number: int, laid: LaidDown) -> Staged:
@@ -155,7 +156,7 @@ def judged_once(training: Training) -> tuple[bool, int]:
         return not before.same_as(RandomState.capture()), counted.peak
 
 
-def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> Saved:
+def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> SavedCheckpoint:
     """Write the state that the devices have collected as a checkpoint."""
     laid: _Laid = context.resident[attempt]
     state = laid.state()
@@ -246,7 +247,7 @@ def fetch_valid(context: WorkerContext, attempt: str, position: int, lane: int, 
     return part.fetch_valid(position, lane, random)
 
 
-def judge(context: WorkerContext, attempt: str, stage: int, lane: int, arrived: Sent, random: Random) -> Judged:
+def judge(context: WorkerContext, attempt: str, stage: int, lane: int, arrived: Sent, random: Random) -> Evaluated:
     """Run a stage's forward in evaluation."""
     part: Part = context.resident[attempt]
     with part.counting_judged(lane):

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardCut:
     """A trial in shards as the coordinator knows it."""
 
     shards: int
@@ -37,7 +37,7 @@ class Spilled:
 
 
 @dataclass(frozen=True)
-class Done:
+class SliceDone:
     """The outcome of a unit, and the bytes that it moved."""
 
     value: Any

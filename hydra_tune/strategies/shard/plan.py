@@ -20,7 +20,7 @@ StateLayout = Mapping[str, Mapping[str, tuple[torch.dtype, tuple[int, ...]]]]
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PrunedParameters:
     """Parameters with only some weights trained; gradients and optimizer state are stored for those, the survivors."""
 
     survivors: Mapping[str, int]
@@ -33,7 +33,7 @@ class Pruned:
         return torch.float32 if self.mixed else compute
 
 
-NOT_PRUNED = Pruned({}, mixed=False)
+NOT_PRUNED = PrunedParameters({}, mixed=False)
 
 
 def index_of(name: str) -> str:
@@ -97,7 +97,7 @@ class Blocks(Protocol):
 
 
 @dataclass(frozen=True)
-class Shard:
+class PlannedShard:
     """A run of consecutive nodes, with its parameters and its cost."""
 
     index: int
@@ -110,7 +110,7 @@ class Shard:
 class Plan:
     """All shards of a trial."""
 
-    shards: tuple[Shard, ...]
+    shards: tuple[PlannedShard, ...]
     bundles: tuple[Bundle, ...]
     deferred: bool
     """True if steps are made after the backward pass, once all gradients are there."""
@@ -124,7 +124,7 @@ class Plan:
     batch_bytes: int
     """Bytes of inputs and targets of the measured batch."""
 
-    def owned_by(self, shard: Shard) -> list[Bundle]:
+    def owned_by(self, shard: PlannedShard) -> list[Bundle]:
         """Return the bundles whose waiting steps this shard makes; the first also makes those that no shard uses."""
         return [b for b in self.bundles if b.owner == shard.index or (b.owner < 0 and shard.index == 0)]
 
@@ -137,7 +137,7 @@ def make_plan(
     *,
     deferred: bool,
     batch_bytes: int,
-    pruned: Pruned = NOT_PRUNED,
+    pruned: PrunedParameters = NOT_PRUNED,
 ) -> Plan:
     """Return the plan for a partition; `tensors` has every parameter and buffer by name, for its dtype and shape."""
     shard_of_node = shards_of_nodes(len(observed.nodes), [(cost.start, cost.stop) for cost in costs])
@@ -146,7 +146,7 @@ def make_plan(
     users |= users_of(observed.nodes, shard_of_node)
     bundles = bundles_of(users, tensors, state, pruned)
     shards = [
-        Shard(index, tuple(bundle for bundle in bundles if index in bundle.users), cost)
+        PlannedShard(index, tuple(bundle for bundle in bundles if index in bundle.users), cost)
         for index, cost in enumerate(costs)
     ]
     buffers = Layout.of((n, t.dtype, tuple(t.shape)) for n, t in tensors.items() if n not in users)
@@ -166,7 +166,7 @@ def make_plan(
 
 def bundles_of(
     users: Mapping[str, Sequence[int]], tensors: Mapping[str, torch.Tensor], state: StateLayout,
-    pruned: Pruned = NOT_PRUNED,
+    pruned: PrunedParameters = NOT_PRUNED,
 ) -> tuple[Bundle, ...]:  # fmt: skip
     """Return one bundle for each set of shards that use the same parameters, often a single shard."""
     together: dict[tuple[tuple[int, ...], str], list[str]] = {}
@@ -183,13 +183,13 @@ def bundles_of(
     return tuple(bundles)
 
 
-def _gradient(name: str, tensor: torch.Tensor, pruned: Pruned) -> tuple[str, torch.dtype, tuple[int, ...]]:
+def _gradient(name: str, tensor: torch.Tensor, pruned: PrunedParameters) -> tuple[str, torch.dtype, tuple[int, ...]]:
     if name in pruned.survivors:
         return name, pruned.master(tensor.dtype), (pruned.survivors[name],)
     return name, tensor.dtype, tuple(tensor.shape)
 
 
-def _survivor_blocks(bundle: str, tensors: Mapping[str, torch.Tensor], pruned: Pruned) -> dict[str, Layout]:
+def _survivor_blocks(bundle: str, tensors: Mapping[str, torch.Tensor], pruned: PrunedParameters) -> dict[str, Layout]:
     """Return the blocks of survivors: positions in one, weights in another. A backward needs the first, a step both."""
     kept = [(name, (pruned.survivors[name],)) for name in tensors if name in pruned.survivors]
     blocks = {f"i/{bundle}": Layout.of((index_of(name), torch.int32, shape) for name, shape in kept)}

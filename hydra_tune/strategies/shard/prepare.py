@@ -28,7 +28,7 @@ from hydra_tune.graph.profile_cache import keep_profile, load_profile, profile_k
 from hydra_tune.graph.program import HALF, in_full
 from hydra_tune.strategies.shard.kit import Kit
 from hydra_tune.strategies.shard.optimizers import OptimizerParts
-from hydra_tune.strategies.shard.plan import NOT_PRUNED, Pruned, make_plan
+from hydra_tune.strategies.shard.plan import NOT_PRUNED, PrunedParameters, make_plan
 from hydra_tune.strategies.shard.skeleton import check_parameters
 from hydra_tune.training.candidate import Candidate, batch_loss
 from hydra_tune.training.loop import Training
@@ -50,7 +50,7 @@ class Prospect:
     profile: Profile
     parts: OptimizerParts
     deferred: bool
-    pruned: Pruned = NOT_PRUNED
+    pruned: PrunedParameters = NOT_PRUNED
     judged_batches: float = 0.0
     """Size of the largest validation batch divided by that of the measured batch, in rows."""
     metric_bytes: int = 0

@@ -25,7 +25,7 @@ from hydra_tune.spill.device_memory import DeviceMemory, OutOfDeviceMemory
 from hydra_tune.spill.store import SpillFiles
 from hydra_tune.strategies.shard.held_blocks import HeldBlocks
 from hydra_tune.strategies.shard.path import Path
-from hydra_tune.strategies.shard.plan import Bundle, Plan, Shard
+from hydra_tune.strategies.shard.plan import Bundle, Plan, PlannedShard
 from hydra_tune.strategies.shard.saved import Handle, SavedTensors
 from hydra_tune.strategies.shard.skeleton import placeholder, watch
 from hydra_tune.strategies.shard.values import strided
@@ -55,7 +55,7 @@ class ShardRunner:
         self.scale = 1.0
         """Size of the present batch divided by that of the measured one; at least 1."""
         self.saved = SavedTensors(memory, files)
-        self.shard: Shard | None = None
+        self.shard: PlannedShard | None = None
         """The shard that is on the device now."""
         self._kind = "forward"
         self._held = HeldBlocks(self, 0)
@@ -225,7 +225,7 @@ class ShardRunner:
         if name not in self._attached:
             self._attach(self._in_use)
 
-    def _reserve(self, kind: str, shard: Shard) -> int:
+    def _reserve(self, kind: str, shard: PlannedShard) -> int:
         """Return the bytes that a shard's part of a batch takes besides blocks."""
         cost = shard.cost
         if kind == "step":
@@ -254,7 +254,7 @@ class ShardRunner:
         self.memory.reserve_less(wanted)
         return True
 
-    def _largest(self, shard: Shard) -> int:
+    def _largest(self, shard: PlannedShard) -> int:
         return max((entry.size for bundle in shard.bundles for entry in bundle.weights.fields), default=0)
 
     # What the model does

@@ -18,11 +18,11 @@ from hydra_tune.engine.remote import remote
 from hydra_tune.engine.scheduler import FOR_WHOLE_TRIALS
 from hydra_tune.engine.unit import Memory, Role, UnitFailed
 from hydra_tune.strategies.base import Strategy, TrialRun
-from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, Saved, train_epochs
+from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, SavedCheckpoint, train_epochs
 from hydra_tune.strategies.estimate import Estimate, Look
 from hydra_tune.strategies.pool import Pool
 from hydra_tune.strategies.recovery import Recovery
-from hydra_tune.strategies.shard.cut import Cut, Done, Spilled
+from hydra_tune.strategies.shard.cut import ShardCut, SliceDone, Spilled
 from hydra_tune.training.progress import Progress
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class InShards(InTraining):
 
     run: TrialRun
     builder: int
-    cut: Cut
+    cut: ShardCut
     double_buffering: bool
     commits: int = 0
     """Number of commits of its state; a worker that has seen fewer takes the trial up anew."""
@@ -102,7 +102,7 @@ class InShards(InTraining):
             "cut", units.cut, run.attempt, run.number, run.seed, budget, run.checkpoints, run.profiles,
             role=Role.BUILDER, worker=builder,
         )  # fmt: skip
-        cut: Cut = result.value
+        cut: ShardCut = result.value
         return cls(run, builder, cut, double_buffering)
 
     def __post_init__(self) -> None:
@@ -129,10 +129,10 @@ class InShards(InTraining):
     async def keep_weights(self) -> None:
         await self._unit("keep", units.keep_weights)
 
-    async def checkpoint(self) -> Saved:
+    async def checkpoint(self) -> SavedCheckpoint:
         if self.home is not None:
             await self._unit("commit", units.commit)
-        saved: Saved = await self._in_builder("checkpoint", units.checkpoint, self.run.checkpoints)
+        saved: SavedCheckpoint = await self._in_builder("checkpoint", units.checkpoint, self.run.checkpoints)
         return saved
 
     def checkpoint_waits(self) -> bool:
@@ -141,7 +141,9 @@ class InShards(InTraining):
     async def save(self) -> None:
         await self._in_builder("save", units.save, self.run.weights)
 
-    async def _unit(self, kind: str, work: Callable[..., Done], *args: Any, remaining: float | None = None) -> Done:
+    async def _unit(
+        self, kind: str, work: Callable[..., SliceDone], *args: Any, remaining: float | None = None
+    ) -> SliceDone:
         """Run a unit where the trial is, or on any device after a commit.
 
         A unit that fails or is lost is repeated from the last commit, with the same result.
@@ -165,7 +167,7 @@ class InShards(InTraining):
                 self.home, self.commits = None, UNKNOWN
                 self.run.note("lost", f"{error}; the trial goes on from its last commit")
             else:
-                done: Done = result.value
+                done: SliceDone = result.value
                 self.commits = done.commits
                 self.home = None if done.committed else result.worker
                 if done.committed and self.run.memory is not None:

@@ -32,7 +32,7 @@ from hydra_tune.strategies.shard.logbook import Logbook
 from hydra_tune.strategies.shard.module_state import ModuleState
 from hydra_tune.strategies.shard.optimizer_steps import OptimizerSteps
 from hydra_tune.strategies.shard.optimizers import Schedule
-from hydra_tune.strategies.shard.plan import Bundle, Shard
+from hydra_tune.strategies.shard.plan import Bundle, PlannedShard
 from hydra_tune.strategies.shard.runner import ShardRunner
 from hydra_tune.training.batches import Batches
 from hydra_tune.training.candidate import batch_loss
@@ -246,7 +246,7 @@ class ShardedTrial:
         for shard in reversed(self.kit.plan.shards):
             self._step_shard(shard, "backward", None)
 
-    def _step_shard(self, shard: Shard, kind: str, factor: float | torch.Tensor | None) -> None:
+    def _step_shard(self, shard: PlannedShard, kind: str, factor: float | torch.Tensor | None) -> None:
         """Make the waiting steps of the parameters that this shard owns."""
         for bundle in self.kit.plan.owned_by(shard):
             if self.logbook.touched.isdisjoint(bundle.parameters):
@@ -293,7 +293,7 @@ class ShardedTrial:
         total = torch.linalg.vector_norm(torch.stack(norms))
         return torch.clamp(limit / (total + 1e-6), max=1.0)
 
-    def _find_missing_norms(self, shard: Shard) -> None:
+    def _find_missing_norms(self, shard: PlannedShard) -> None:
         """Compute norms of gradients that came in earlier batches and were not added to in this one."""
         for bundle in self.kit.plan.owned_by(shard):
             missing = [n for n in bundle.parameters if n in self.logbook.touched and n not in self._norms]

@@ -22,11 +22,11 @@ from hydra_tune.graph.partition import MIB
 from hydra_tune.spill.device_memory import DeviceMemory, OutOfDeviceMemory
 from hydra_tune.spill.places import write_whole
 from hydra_tune.spill.store import SpillFiles
-from hydra_tune.strategies.epochs import Saved
-from hydra_tune.strategies.shard.cut import At, Cut, Done, Spilled
+from hydra_tune.strategies.epochs import SavedCheckpoint
+from hydra_tune.strategies.shard.checkpoint_forms import CheckpointForm
+from hydra_tune.strategies.shard.cut import At, ShardCut, SliceDone, Spilled
 from hydra_tune.strategies.shard.exchange import kept_weights, present_weights, put_together, take_apart
 from hydra_tune.strategies.shard.first_batch import NOT_COMPARED, SAME, FirstBatch, first_batch
-from hydra_tune.strategies.shard.forms import Form
 from hydra_tune.strategies.shard.kit import Kit, packed_kit, unpacked_kit
 from hydra_tune.strategies.shard.logbook import Logbook
 from hydra_tune.strategies.shard.prepare import Prospect, make_kit, observe_again, observe_candidate
@@ -70,7 +70,7 @@ class Cuttable:
     data: tuple[int, int, int]
     shapes: dict[str, torch.Tensor]
     """Every parameter and buffer by name, without contents."""
-    form: Form
+    form: CheckpointForm
     share: float = field(default=1.0, kw_only=True)
     """Share of the budget that the cut may use."""
 
@@ -84,7 +84,7 @@ class Cuttable:
 
     def measure(self, at: At | None) -> None:
         """Raise the costs to cover this batch too, if it can be measured."""
-        if at is None or type(self.form) is not Form:
+        if at is None or type(self.form) is not CheckpointForm:
             return  # of a network that is pruned, or to be, what is computed with is not what is in the blocks
         kit, model = self.kit, self.kit.candidate.model
         weights = self.state()["tensors"]  # a forward may change them: they are read again for what is written
@@ -108,19 +108,19 @@ class Cuttable:
                 if self.share < 1.0:
                     break
                 enough = math.ceil(error.smallest_budget / MIB)
-                raise TooLarge(
+                raise ShardsTooLarge(
                     f"{failure}, and in the smallest shards node {error.node!r} takes "
                     f"{format_bytes(error.needed_bytes)} for that batch (give a device_memory of {enough}MiB or more)"
                 ) from error
             if [(cost.start, cost.stop) for cost in costs] != before:
                 return costs
             self.share *= SMALLER
-        raise TooLarge(f"{failure}, and smaller shards were no help (give more device_memory)")
+        raise ShardsTooLarge(f"{failure}, and smaller shards were no help (give more device_memory)")
 
 
 def cut(
     context: WorkerContext, attempt: str, number: int, seed: int, budget: int, checkpoints: Path, profiles: Path
-) -> Cut:  # fmt: skip
+) -> ShardCut:  # fmt: skip
     """Cut the candidate that was built here, and write its shards to the spill store."""
     prepared: Prepared = context.resident[attempt]
     initial = fingerprint(prepared.candidate.model)
@@ -129,17 +129,17 @@ def cut(
     prospect = observe_candidate(training, profiles)
     first, why_not = first_batch(training, prospect.profile.nodes, prospect.observed.rewritten)
     made = cut_up(
-        context, attempt, number, prospect, prepared, training.state(), seed, budget, Form(), loaded.notes, first=first,
-        initial=initial,
+        context, attempt, number, prospect, prepared, training.state(), seed, budget, CheckpointForm(), loaded.notes,
+        first=first, initial=initial,
     )  # fmt: skip
     return replace(made, comparison=f"{NOT_COMPARED}: {why_not}" if why_not else SAME)
 
 
 def cut_up(
     context: WorkerContext, attempt: str, number: int, prospect: Prospect, prepared: Prepared, state: dict[str, Any],
-    seed: int, budget: int, form: Form, notes: tuple[str, ...], suffix: str = "", first: FirstBatch | None = None,
-    initial: str = "",
-) -> Cut:  # fmt: skip
+    seed: int, budget: int, form: CheckpointForm, notes: tuple[str, ...], suffix: str = "",
+    first: FirstBatch | None = None, initial: str = "",
+) -> ShardCut:  # fmt: skip
     """Write a candidate's state to the spill store, in shards; the model here is a skeleton from now on."""
     model = prepared.candidate.model
     costs = _shards(prospect, budget)
@@ -155,7 +155,7 @@ def cut_up(
     return _described(context, files, kit, state["history"], notes)
 
 
-def cut_again(context: WorkerContext, attempt: str, at: At | None, failure: str) -> Cut:
+def cut_again(context: WorkerContext, attempt: str, at: At | None, failure: str) -> ShardCut:
     """Cut a trial anew, from its last commit, by the measured costs of the batch that did not fit."""
     held: Cuttable = context.resident[attempt]
     held.measure(at)
@@ -180,7 +180,7 @@ def _batches(kit: Kit, at: At) -> Batches:
     return Batches(kit.candidate, kit.valid, training=False)
 
 
-class TooLarge(TrialEnded):
+class ShardsTooLarge(TrialEnded):
     """Raised if some part of the model does not fit a device even by itself."""
 
     status = "OUT_OF_MEMORY"
@@ -190,10 +190,10 @@ def _shards(prospect: Prospect, budget: int) -> tuple[ShardCost, ...]:
     try:
         return prospect.shards(budget)
     except Infeasible as error:
-        raise TooLarge(str(error)) from error
+        raise ShardsTooLarge(str(error)) from error
 
 
-def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> Saved:
+def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> SavedCheckpoint:
     """Write the trial's last commit as a checkpoint."""
     held: Cuttable = context.resident[attempt]
     held.files.reload()
@@ -233,38 +233,38 @@ def _remove_earlier(context: WorkerContext, number: int) -> None:
 
 def _described(
     context: WorkerContext, files: SpillFiles, kit: Kit, history: list[dict[str, float]], notes: tuple[str, ...] = ()
-) -> Cut:
+) -> ShardCut:
     """Write the kit to a file of its own, which devices read, and return the cut."""
     number = sum(1 for _ in files.places[0].glob("kit-*"))
     path = files.places[0] / f"kit-{number}"
     write_whole(path, packed_kit(context, kit))
     places = tuple(str(place.parent) for place in files.places)
-    return Cut(len(kit.plan.shards), history, notes, places=places, name=files.places[0].name, kit=str(path))
+    return ShardCut(len(kit.plan.shards), history, notes, places=places, name=files.places[0].name, kit=str(path))
 
 
 # On a device
 
 
-def train_slice(context: WorkerContext, attempt: str, spilled: Spilled, seconds: float) -> Done:
+def train_slice(context: WorkerContext, attempt: str, spilled: Spilled, seconds: float) -> SliceDone:
     """Train for about `seconds`, at most to the end of the epoch."""
     with _taken_up(context, attempt, spilled) as trial:
         return trial.done(trial.trial.train_for(seconds))
 
 
-def commit(context: WorkerContext, attempt: str, spilled: Spilled) -> Done:
+def commit(context: WorkerContext, attempt: str, spilled: Spilled) -> SliceDone:
     """Commit the training that this device has done."""
     with _taken_up(context, attempt, spilled) as trial:
         trial.trial.commit()
         return trial.done(None)
 
 
-def end_epoch(context: WorkerContext, attempt: str, spilled: Spilled, epoch: int) -> Done:
-    """Evaluate, and go to the next epoch; `Done` has the metrics."""
+def end_epoch(context: WorkerContext, attempt: str, spilled: Spilled, epoch: int) -> SliceDone:
+    """Evaluate, and go to the next epoch; `SliceDone` has the metrics."""
     with _taken_up(context, attempt, spilled) as trial:
         return trial.done(trial.trial.end_epoch(epoch))
 
 
-def keep_weights(context: WorkerContext, attempt: str, spilled: Spilled) -> Done:
+def keep_weights(context: WorkerContext, attempt: str, spilled: Spilled) -> SliceDone:
     """Keep this epoch's weights as the best so far."""
     with _taken_up(context, attempt, spilled) as trial:
         trial.trial.keep_weights()
@@ -297,11 +297,11 @@ class _Taken:
         if isinstance(error, torch.OutOfMemoryError | OutOfDeviceMemory):
             raise StepTooLarge(str(error), self.trial.at) from error
 
-    def done(self, value: Any) -> Done:
+    def done(self, value: Any) -> SliceDone:
         files = self.trial.files
         read, written = self._before
         commits, committed = self.trial.logbook.commits, self.trial.committed
-        return Done(value, commits, committed, files.read_bytes - read, files.written_bytes - written)
+        return SliceDone(value, commits, committed, files.read_bytes - read, files.written_bytes - written)
 
 
 def _taken_up(context: WorkerContext, attempt: str, spilled: Spilled) -> _Taken:

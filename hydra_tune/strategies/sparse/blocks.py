@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hydra_tune.strategies.shard.forms import Form, Tensors
+from hydra_tune.strategies.shard.checkpoint_forms import CheckpointForm, Tensors
 from hydra_tune.strategies.shard.optimizers import OptimizerParts, options_of
 from hydra_tune.strategies.shard.plan import index_of, master_of
 from hydra_tune.strategies.sparse.layer import gathered, put
@@ -80,7 +80,7 @@ def layers_left(training: SparseTraining) -> dict[str, Layer]:
 
 
 @dataclass
-class PrunedForm(Form):
+class PrunedForm(CheckpointForm):
     """Writes the state of a pruned trial as `SparseTraining` does."""
 
     between_steps = True

@@ -28,9 +28,9 @@ from hydra_tune.strategies.shard.prepare import (
     with_evaluation,
 )
 from hydra_tune.strategies.shard.skeleton import empty_parameters
-from hydra_tune.strategies.shard.units import Cuttable, TooLarge, cut_up
+from hydra_tune.strategies.shard.units import Cuttable, ShardsTooLarge, cut_up
 from hydra_tune.strategies.sparse.blocks import PrunedForm, block_state, layers_left
-from hydra_tune.strategies.sparse.pruned_trial import ORDER, Begun, PrunedCut, PrunedStaged, Remains, Wanted
+from hydra_tune.strategies.sparse.pruned_trial import ORDER, Begun, PrunedCut, PrunedStaged, Remains, StagingRequest
 from hydra_tune.strategies.sparse.pruning import Pruning
 from hydra_tune.strategies.sparse.sizes import compressed
 from hydra_tune.strategies.sparse.stage_parameters import Compressed
@@ -49,7 +49,7 @@ class _Whole:
     seed: int
     number: int
     profiles: Path
-    staging: Wanted | None
+    staging: StagingRequest | None
     microbatches: int
     warning: str
     judged_at_random: bool
@@ -76,8 +76,8 @@ def why_one_replica(context: WorkerContext, attempt: str, seed: int, replicas: i
 
 
 def begin(
-    context: WorkerContext, attempt: str, number: int, seed: int, pruning: Pruning, staging: Wanted | None, budget: int,
-    checkpoints: Path, profiles: Path,
+    context: WorkerContext, attempt: str, number: int, seed: int, pruning: Pruning, staging: StagingRequest | None,
+    budget: int, checkpoints: Path, profiles: Path,
 ) -> Begun:  # fmt: skip
     """Load the candidate built in this worker; if its mask must be searched for, cut it for dense training."""
     prepared: Prepared = context.resident[attempt]
@@ -103,8 +103,8 @@ def begin(
     training.weights.let_go()
     try:
         cut = cut_up(context, attempt, number, in_batches, prepared, state, seed, budget, form, loaded.notes)
-    except TooLarge as error:
-        raise TooLarge(f"in the dense epochs of mask early-bird, {error}; mask: magnitude has none") from error
+    except ShardsTooLarge as error:
+        raise ShardsTooLarge(f"in the dense epochs of mask early-bird, {error}; mask: magnitude has none") from error
     shards: Cuttable = context.resident[attempt]
     context.resident[attempt] = _Dense(**vars(shards), whole=whole)
     return Begun(cut, loaded.history, loaded.notes)
@@ -154,7 +154,7 @@ def stage(context: WorkerContext, attempt: str) -> PrunedStaged:
     return PrunedStaged(lay_down(context, attempt, whole.number, laid), remains, devices, needed, dense)
 
 
-def _too_few(wanted: Wanted, needed: int | None) -> str:
+def _too_few(wanted: StagingRequest, needed: int | None) -> str:
     room = format_bytes(wanted.room)
     if needed is None:
         return f"the pruned network does not fit in stages of {room}, however many (use shards: true)"

@@ -14,7 +14,7 @@ from hydra_tune.engine.remote import remote
 from hydra_tune.strategies.base import TrialRun
 from hydra_tune.strategies.epochs import InTraining
 from hydra_tune.strategies.pipeline.strategy import InStages
-from hydra_tune.strategies.sparse.pruned_trial import ORDER, PrunedStaged, Wanted
+from hydra_tune.strategies.sparse.pruned_trial import ORDER, PrunedStaged, StagingRequest
 from hydra_tune.strategies.sparse.ticket import in_builder, train_pruned
 from hydra_tune.training.progress import Progress
 
@@ -35,7 +35,7 @@ async def train_in_stages(run: TrialRun, strategy: Sparse) -> None:
 
         async def prune() -> InTraining:
             laid: PrunedStaged = await in_builder(run, "lay out", units.stage)
-            devices = stack.enter_context(strategy.seats.taken(laid.devices, len(run.engine.devices)))
+            devices = stack.enter_context(strategy.occupancy.taken(laid.devices, len(run.engine.devices)))
             workers = run.engine.workers_of_all_devices()
             found = PrunedInStages(
                 run, laid.staged, ORDER, devices, [workers[device] for device in devices], builder, laid=laid,
@@ -48,13 +48,13 @@ async def train_in_stages(run: TrialRun, strategy: Sparse) -> None:
         await train_pruned(run, strategy, _wanted(run, strategy), prune)
 
 
-def _wanted(run: TrialRun, strategy: Sparse) -> Wanted:
+def _wanted(run: TrialRun, strategy: Sparse) -> StagingRequest:
     """Return the options, with each device's room: all of it, unless there are more trials than devices."""
     devices = len(run.engine.devices)
     stages = strategy.stages if isinstance(strategy.stages, int) else None
     sharing = -(-run.at_once * (stages or devices) // devices)
     room = min(device.memory for device in run.engine.devices) // max(1, sharing)
-    return Wanted(stages, strategy.microbatches, devices, room)
+    return StagingRequest(stages, strategy.microbatches, devices, room)
 
 
 @dataclass

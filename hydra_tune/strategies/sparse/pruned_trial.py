@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hydra_tune.strategies.pipeline.staged import Staged
-from hydra_tune.strategies.shard.cut import Cut
+from hydra_tune.strategies.shard.cut import ShardCut
 from hydra_tune.training.progress import Progress
 
 ORDER = "1f1b"
@@ -16,7 +16,7 @@ ORDER = "1f1b"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class StagingRequest:
     """The user's options for a network in stages, and the memory of the devices."""
 
     stages: int | None
@@ -39,7 +39,7 @@ class Remains:
 class Begun:
     """The start of a trial: with a known mask, or dense, in shards, until it is found."""
 
-    dense: Cut | None
+    dense: ShardCut | None
     history: list[dict[str, float]]
     notes: tuple[str, ...]
 
@@ -60,7 +60,7 @@ class PrunedStaged:
 class PrunedCut:
     """A pruned trial in shards."""
 
-    cut: Cut
+    cut: ShardCut
     remains: Remains
     weight_bytes: int
     """Bytes of the dense weights that it computes with; in mixed precision most are 16-bit."""

@@ -14,10 +14,10 @@ from hydra_tune.core.errors import CandidateError, WorkerLost
 from hydra_tune.engine.remote import remote
 from hydra_tune.engine.unit import Role
 from hydra_tune.strategies.base import TrialRun
-from hydra_tune.strategies.epochs import InTraining, Saved
+from hydra_tune.strategies.concurrent_units import all_of
+from hydra_tune.strategies.epochs import InTraining, SavedCheckpoint
 from hydra_tune.strategies.recovery import Recovery
 from hydra_tune.strategies.sparse.pruned_trial import Trained
-from hydra_tune.strategies.together import all_of
 from hydra_tune.training.builds import pack_held
 from hydra_tune.training.progress import Progress
 
@@ -131,8 +131,8 @@ class InReplicas(InTraining):
     async def keep_weights(self) -> None:
         await self._on_first("keep", units.keep_weights)
 
-    async def checkpoint(self) -> Saved:
-        saved: Saved = await self._on_first("checkpoint", units.checkpoint, self.run.checkpoints)
+    async def checkpoint(self) -> SavedCheckpoint:
+        saved: SavedCheckpoint = await self._on_first("checkpoint", units.checkpoint, self.run.checkpoints)
         return saved
 
     async def save(self) -> None:

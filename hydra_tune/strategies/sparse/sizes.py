@@ -17,7 +17,7 @@ from hydra_tune.graph.costs import NodeCost
 from hydra_tune.graph.observe import Observed
 from hydra_tune.graph.program import HALF
 from hydra_tune.strategies.pipeline.prepare import fewest_devices
-from hydra_tune.strategies.shard.plan import Pruned, StateLayout
+from hydra_tune.strategies.shard.plan import PrunedParameters, StateLayout
 from hydra_tune.strategies.shard.prepare import Prospect
 from hydra_tune.strategies.sparse.masks import prunable, survivors
 
@@ -141,7 +141,7 @@ def compressed(
         name: _survivors_state(kinds.get(name, {}), layers[name], mixed) if name in layers else kept
         for name, kept in prospect.profile.state.items()
     }
-    pruned = Pruned({name: layer.survivors for name, layer in layers.items()}, mixed)
+    pruned = PrunedParameters({name: layer.survivors for name, layer in layers.items()}, mixed)
     return replace(prospect, profile=replace(prospect.profile, nodes=tuple(nodes), state=state), pruned=pruned)
 
 

@@ -15,10 +15,10 @@ from typing import Any
 from hydra_tune.core.errors import SpecError, nearest, quoted
 from hydra_tune.core.tables import Table
 from hydra_tune.strategies.base import Strategy, TrialRun
+from hydra_tune.strategies.device_occupancy import DeviceOccupancy
 from hydra_tune.strategies.epochs import train_epochs
 from hydra_tune.strategies.estimate import Estimate, Look
 from hydra_tune.strategies.pool import Pool
-from hydra_tune.strategies.seats import Seats
 from hydra_tune.strategies.sparse import plan_table
 from hydra_tune.strategies.sparse.in_shards import train_in_shards
 from hydra_tune.strategies.sparse.in_stages import train_in_stages
@@ -61,7 +61,7 @@ class Sparse(Strategy):
     """In stages: micro-batches per batch; by default four per device, or one if more would change the result."""
     shards: bool = False
     """True to train in shards that are spilled and loaded in turn, on one device at a time."""
-    seats: Seats = field(default_factory=Seats, init=False, compare=False, repr=False)
+    occupancy: DeviceOccupancy = field(default_factory=DeviceOccupancy, init=False, compare=False, repr=False)
     """Devices occupied by trials in stages."""
 
     def __post_init__(self) -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from hydra_tune.engine.remote import remote
 from hydra_tune.engine.unit import Role
 from hydra_tune.strategies.base import TrialRun
-from hydra_tune.strategies.epochs import InTraining, Saved, train_epochs
+from hydra_tune.strategies.epochs import InTraining, SavedCheckpoint, train_epochs
 from hydra_tune.strategies.shard.strategy import InShards
-from hydra_tune.strategies.sparse.pruned_trial import Begun, Wanted
+from hydra_tune.strategies.sparse.pruned_trial import Begun, StagingRequest
 from hydra_tune.training.progress import Progress
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Prune = Callable[[], Awaitable[InTraining]]
 """Divides the pruned network and loads it on devices."""
 
 
-async def train_pruned(run: TrialRun, strategy: Sparse, wanted: Wanted | None, prune: Prune) -> None:
+async def train_pruned(run: TrialRun, strategy: Sparse, wanted: StagingRequest | None, prune: Prune) -> None:
     """Train a candidate to its last epoch: dense until its mask is known, then as divided by `prune`."""
     budget = min(device.memory for device in run.engine.devices)
     begun: Begun = await in_builder(
@@ -87,7 +87,7 @@ class WithTicket(InTraining):
     async def keep_weights(self) -> None:
         await self.current.keep_weights()
 
-    async def checkpoint(self) -> Saved:
+    async def checkpoint(self) -> SavedCheckpoint:
         return await self.current.checkpoint()
 
     def checkpoint_waits(self) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from hydra_tune.core.state_tree import NotStorable
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.spill.state_file import read_commit, write_commit
-from hydra_tune.strategies.epochs import Loaded, Saved
+from hydra_tune.strategies.epochs import Loaded, SavedCheckpoint
 from hydra_tune.strategies.sparse.pruned_trial import Trained
 from hydra_tune.strategies.sparse.pruning import Pruning
 from hydra_tune.strategies.sparse.training import SparseTraining
@@ -78,7 +78,7 @@ def keep_weights(context: WorkerContext, attempt: str) -> None:
     _commit(replica)
 
 
-def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> Saved:
+def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> SavedCheckpoint:
     """Write the state that another process needs to resume from here."""
     training: SparseTraining = context.resident[attempt].training
     return write_checkpoint(directory, training.epoch * len(training.batches) + training.batch, training.state)

@@ -16,10 +16,10 @@ from hydra_tune.core.errors import WorkerLost
 from hydra_tune.engine.remote import remote
 from hydra_tune.engine.unit import Role, UnitResult
 from hydra_tune.strategies.base import TrialRun
-from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, Saved
+from hydra_tune.strategies.concurrent_units import all_of
+from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, SavedCheckpoint
 from hydra_tune.strategies.recovery import Recovery
-from hydra_tune.strategies.subnets.work import LaidOut, PhaseDone, Wanted, share_of
-from hydra_tune.strategies.together import all_of
+from hydra_tune.strategies.subnets.work import PhaseDone, SubnetLayout, SubnetRequest, share_of
 from hydra_tune.training.progress import Progress
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ class InRounds(InTraining):
     """A candidate whose state is in the spill store between rounds."""
 
     run: TrialRun
-    wanted: Wanted
-    laid: LaidOut
+    wanted: SubnetRequest
+    laid: SubnetLayout
     skips: bool
     """True if a lost subnet is skipped for the round at once."""
     history: list[dict[str, float]]
@@ -42,7 +42,7 @@ class InRounds(InTraining):
     """Counts of each finished epoch."""
 
     @classmethod
-    async def laid_out(cls, run: TrialRun, wanted: Wanted, *, skips: bool) -> Self:
+    async def laid_out(cls, run: TrialRun, wanted: SubnetRequest, *, skips: bool) -> Self:
         """Lay out a candidate that waits in the builder, with the state of its newest checkpoint."""
         builder = run.candidacy.worker
         assert builder is not None
@@ -50,7 +50,7 @@ class InRounds(InTraining):
             "lay out", units.lay_out, run.attempt, run.number, run.seed, wanted, run.checkpoints, role=Role.BUILDER,
             worker=builder,
         )  # fmt: skip
-        laid: LaidOut = result.value
+        laid: SubnetLayout = result.value
         run.communicated(sum(epoch.get("bytes", 0) for epoch in (*laid.account, laid.current)))
         made = cls(run, wanted, laid, skips, list(laid.history), account=list(laid.account))
         if wanted.pinned:
@@ -150,8 +150,10 @@ class InRounds(InTraining):
     async def keep_weights(self) -> None:
         await self._unit("keep", units.keep_weights)
 
-    async def checkpoint(self) -> Saved:
-        saved: Saved = (await self._unit("checkpoint", units.checkpoint, self.run.checkpoints, self.current)).value
+    async def checkpoint(self) -> SavedCheckpoint:
+        saved: SavedCheckpoint = (
+            await self._unit("checkpoint", units.checkpoint, self.run.checkpoints, self.current)
+        ).value
         return saved
 
     async def save(self) -> None:

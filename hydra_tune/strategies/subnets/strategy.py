@@ -20,7 +20,7 @@ from hydra_tune.strategies.estimate import Estimate, Look
 from hydra_tune.strategies.pool import Pool
 from hydra_tune.strategies.subnets import plan_table
 from hydra_tune.strategies.subnets.rounds import InRounds
-from hydra_tune.strategies.subnets.work import DEALS, Wanted
+from hydra_tune.strategies.subnets.work import DEALS, SubnetRequest
 
 LEAST_SUBNETS = 2
 
@@ -83,7 +83,7 @@ class Ist(Strategy):
                 f"there are {subnets} subnets, and Candidate.train has {run.blueprint.partitions} pinned partitions",
                 "give train=ht.Pinned(...) a function for each subnet",
             )
-        wanted = Wanted(subnets, self.local_steps, self.optimizer_state == "travel", self.deal, pinned=pinned)
+        wanted = SubnetRequest(subnets, self.local_steps, self.optimizer_state == "travel", self.deal, pinned=pinned)
         candidate = await InRounds.laid_out(run, wanted, skips=self.lost == "skip")
         self._note_plan(run, candidate)
         await run.restored(candidate.history, candidate.laid.notes)

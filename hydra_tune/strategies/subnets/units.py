@@ -26,7 +26,7 @@ from hydra_tune.spill.places import write_whole
 from hydra_tune.spill.store import SpillFiles
 from hydra_tune.spill.stored_tree import read_state, write_state
 from hydra_tune.strategies.elastic.centre import Centre, shards_of
-from hydra_tune.strategies.epochs import Saved
+from hydra_tune.strategies.epochs import SavedCheckpoint
 from hydra_tune.strategies.shard.optimizers import OptimizerParts, Schedule
 from hydra_tune.strategies.shard.prepare import PILOT_ROWS, hollow
 from hydra_tune.strategies.subnets.assembly import assembled
@@ -36,7 +36,7 @@ from hydra_tune.strategies.subnets.judging import judged, mean_statistics, recom
 from hydra_tune.strategies.subnets.phase import Phase, RoundsKit, State, as_training, start
 from hydra_tune.strategies.subnets.shrink import subnet
 from hydra_tune.strategies.subnets.structure import Structure
-from hydra_tune.strategies.subnets.work import LaidOut, PhaseDone, Spot, Wanted
+from hydra_tune.strategies.subnets.work import PhaseDone, Spot, SubnetLayout, SubnetRequest
 from hydra_tune.strategies.whole.units import restore, write_checkpoint
 from hydra_tune.training.batches import Batches
 from hydra_tune.training.candidate import Dataset
@@ -65,8 +65,8 @@ class _Held:
 
 
 def lay_out(
-    context: WorkerContext, attempt: str, number: int, seed: int, wanted: Wanted, checkpoints: Path
-) -> LaidOut:  # fmt: skip
+    context: WorkerContext, attempt: str, number: int, seed: int, wanted: SubnetRequest, checkpoints: Path
+) -> SubnetLayout:  # fmt: skip
     """Find the parts of the candidate that can be dealt out, and write its state for the devices."""
     prepared: Prepared = context.resident[attempt]
     if wanted.pinned and prepared.valid is None:
@@ -106,13 +106,13 @@ def lay_out(
     hollow(candidate.model)
     write_whole(files.places[0] / "kit", pack_here(context, kit))
     context.resident[attempt] = _Held(kit, files)
-    return LaidOut(
+    return SubnetLayout(
         spot, state["position"], state["history"], state["account"], state["current"], len(training.batches),
         candidate.accumulate, structure.kinds(), sizes[1], sizes[0], loaded.notes,
     )  # fmt: skip
 
 
-def _structure(training: Training, wanted: Wanted) -> Structure:
+def _structure(training: Training, wanted: SubnetRequest) -> Structure:
     if wanted.deal is None or wanted.subnets == 1:
         return Structure()
     inputs, _targets = training.batches.fetch(0, 0)
@@ -158,7 +158,7 @@ class Resident:
     """For an elastic trial: the client that worked here last."""
 
 
-class TooLarge(TrialEnded):
+class SubnetTooLarge(TrialEnded):
     """A subnet or client needs more memory than a device has."""
 
     status = "OUT_OF_MEMORY"
@@ -183,7 +183,7 @@ def train_subnet(context: WorkerContext, attempt: str, spot: Spot, turn: int, in
     held.peak = max(held.peak, phase.peak_bytes)
     context.unit_peak_bytes = held.peak
     if held.peak > context.setup.memory:
-        raise TooLarge(held.peak, context.setup.memory, context.setup.device)
+        raise SubnetTooLarge(held.peak, context.setup.memory, context.setup.device)
     write_state(spot.files(f"subnet-{index}"), {"turn": turn, **phase.result()})
     return PhaseDone(index, phase.communicated, phase.loss_rows, phase.loss_sum)
 
@@ -256,7 +256,9 @@ def keep_weights(context: WorkerContext, attempt: str, spot: Spot) -> None:
     write_state(files, {**state, "kept": in_use(kit.structure, kit.subnets, state["tensors"])})
 
 
-def checkpoint(context: WorkerContext, attempt: str, spot: Spot, directory: Path, current: dict[str, Any]) -> Saved:
+def checkpoint(
+    context: WorkerContext, attempt: str, spot: Spot, directory: Path, current: dict[str, Any]
+) -> SavedCheckpoint:
     """Write the trial's state as a checkpoint."""
     kit = taken_up(context, attempt, spot).kit
     state: State = read_state(spot.files())

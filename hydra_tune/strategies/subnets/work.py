@@ -16,7 +16,7 @@ DEALS = ("auto", "width", "depth")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SubnetRequest:
     """The options for training in rounds."""
 
     subnets: int
@@ -45,7 +45,7 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class SubnetLayout:
     """The coordinator's record of a trial in rounds."""
 
     spot: Spot

@@ -14,7 +14,7 @@ from hydra_tune.core.tables import Table
 from hydra_tune.engine.remote import remote
 from hydra_tune.engine.unit import Memory
 from hydra_tune.strategies.base import Strategy, TrialRun
-from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, Loaded, Saved, train_epochs
+from hydra_tune.strategies.epochs import SLICE_SECONDS, InTraining, Loaded, SavedCheckpoint, train_epochs
 from hydra_tune.strategies.estimate import Estimate, Look
 from hydra_tune.strategies.pool import Pool
 from hydra_tune.training.progress import Progress
@@ -85,8 +85,8 @@ class OnOneDevice(InTraining):
     async def keep_weights(self) -> None:
         await self._unit("keep", units.keep_weights)
 
-    async def checkpoint(self) -> Saved:
-        saved: Saved = await self._unit("checkpoint", units.checkpoint, self.run.checkpoints)
+    async def checkpoint(self) -> SavedCheckpoint:
+        saved: SavedCheckpoint = await self._unit("checkpoint", units.checkpoint, self.run.checkpoints)
         return saved
 
     async def save(self) -> None:

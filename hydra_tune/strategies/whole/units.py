@@ -10,7 +10,7 @@ from typing import Any
 from hydra_tune.core.devices import format_bytes
 from hydra_tune.engine.unit import TrialEnded
 from hydra_tune.engine.worker import WorkerContext
-from hydra_tune.strategies.epochs import Loaded, Saved
+from hydra_tune.strategies.epochs import Loaded, SavedCheckpoint
 from hydra_tune.training.checkpoint import Checkpoints
 from hydra_tune.training.loop import Training
 from hydra_tune.training.prepared import Prepared, receive
@@ -81,20 +81,20 @@ def keep_weights(context: WorkerContext, attempt: str) -> None:
     training.keep_weights()
 
 
-def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> Saved:
+def checkpoint(context: WorkerContext, attempt: str, directory: Path) -> SavedCheckpoint:
     """Write the state that another process needs to resume from here."""
     training: Training = context.resident[attempt]
     return write_checkpoint(directory, training.epoch * len(training.batches) + training.batch, training.state)
 
 
-def write_checkpoint(directory: Path, step: int, state: Callable[[], dict[str, Any]]) -> Saved:
+def write_checkpoint(directory: Path, step: int, state: Callable[[], dict[str, Any]]) -> SavedCheckpoint:
     """Write a checkpoint; on failure, return the reason instead of raising."""
     began = time.perf_counter()
     try:
         size = Checkpoints(directory).save(step, state())
     except Exception as error:  # noqa: BLE001 - user code may keep anything in a model; training is worth more
-        return Saved(step, 0, 0.0, failure=str(error) or type(error).__name__)
-    return Saved(step, size, time.perf_counter() - began)
+        return SavedCheckpoint(step, 0, 0.0, failure=str(error) or type(error).__name__)
+    return SavedCheckpoint(step, size, time.perf_counter() - began)
 
 
 def save(context: WorkerContext, attempt: str, path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from hydra_tune.graph.placement import PlacementInfeasible
 from hydra_tune.strategies.pipeline.balanced import Chain
-from hydra_tune.strategies.pipeline.prepare import LaidOut, lay_out, most_on_a_device
+from hydra_tune.strategies.pipeline.prepare import PipelineLayout, lay_out, most_on_a_device
 from hydra_tune.strategies.shard.prepare import Prospect, examine
 from hydra_tune.training.loop import Training
 from tests.strategies.shard.models import CPU, SEED, candidate
@@ -37,7 +37,7 @@ def even_chain(folder: Path, kind: type[nn.Linear] = Own) -> Prospect:
     return replace(prospect, profile=replace(prospect.profile, nodes=nodes))
 
 
-def laid_out(prospect: Prospect, trials: int) -> LaidOut:
+def laid_out(prospect: Prospect, trials: int) -> PipelineLayout:
     return lay_out(prospect, 2, [1 << 30] * 2, 4, "1f1b", "best", lambda size: 0.0, trials=trials)
 
 

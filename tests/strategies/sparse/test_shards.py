@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hydra_tune.strategies.shard.trial import ShardedTrial
-from hydra_tune.strategies.shard.units import TooLarge
+from hydra_tune.strategies.shard.units import ShardsTooLarge
 from hydra_tune.strategies.sparse.strategy import Sparse
 from tests.strategies.shard.models import assert_same
 from tests.strategies.sparse.cut import candidate, cut, plain
@@ -89,5 +89,5 @@ def test_a_device_too_small_for_dense_epochs_is_told_of_masks_without_any(tmp_pa
     strategy = Sparse(shards=True)
     fields: dict[str, Any] = {"kind": "wide", "dtype": torch.float32}
     said = r"in the dense epochs of mask early-bird, node '.*' needs .* on a device.*mask: magnitude has none"
-    with pytest.raises(TooLarge, match=said), cut(candidate(**fields), strategy, tmp_path, 1, 700 * KIB):
+    with pytest.raises(ShardsTooLarge, match=said), cut(candidate(**fields), strategy, tmp_path, 1, 700 * KIB):
         raise AssertionError("it fits")

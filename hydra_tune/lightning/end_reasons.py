@@ -39,7 +39,7 @@ class Unusable(TrialEnded):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EndReason:
     """The reason why training ends early."""
 
     kind: Kind

@@ -10,7 +10,7 @@ import torch
 Tensors = dict[str, torch.Tensor]
 
 
-class Form:
+class CheckpointForm:
     """The plain form: blocks of whole parameters, with the same contents as a plain `Training`."""
 
     between_steps = False

@@ -32,7 +32,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class SearchTime:
     """Estimated times of a search on a pool, in seconds."""
 
     pool: Pool
@@ -43,7 +43,7 @@ class Outlook:
     """Number of surveyed trials that no strategy can train."""
 
 
-def outlook(plans: Sequence[Sequence[Estimate]], epochs: Sequence[int], pool: Pool, trials: int) -> Outlook:
+def search_time(plans: Sequence[Sequence[Estimate]], epochs: Sequence[int], pool: Pool, trials: int) -> SearchTime:
     """Estimate a search of `trials` trials that are all like those with the given estimates."""
     jobs = []
     for estimates, count in zip(plans, epochs, strict=True):
@@ -54,7 +54,7 @@ def outlook(plans: Sequence[Sequence[Estimate]], epochs: Sequence[int], pool: Po
             jobs.append(Job(seconds, min(seconds, alone.seconds), _work(busy)))
     infeasible = len(plans) - len(jobs)
     some = list(islice(cycle(jobs), max(1, round(trials * len(jobs) / len(plans))))) if jobs else []
-    return Outlook(pool, makespan(some, pool.devices), bound(some, pool.devices), infeasible)
+    return SearchTime(pool, makespan(some, pool.devices), bound(some, pool.devices), infeasible)
 
 
 def makespan(jobs: Sequence[Job], devices: int) -> float:

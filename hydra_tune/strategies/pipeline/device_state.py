@@ -18,7 +18,7 @@ from hydra_tune.strategies.shard.exchange import put_together, take_apart
 from hydra_tune.strategies.shard.optimizers import Schedule
 
 
-class Share:
+class DeviceState:
     """One device's part of the training state, loaded from its files."""
 
     def __init__(self, kit: PipelineKit, index: int, device: torch.device, files: SpillFiles) -> None:

@@ -22,7 +22,7 @@ from hydra_tune.strategies.shard.prepare import hollow
 
 
 @dataclass(frozen=True)
-class Tried:
+class StepCheck:
     """The result of a step on a pilot batch; `whole_because` is the reason why it cannot be split, empty if it can."""
 
     returned: Any
@@ -30,7 +30,7 @@ class Tried:
     whole_because: str = ""
 
 
-def try_step(module: Any, step: Step, batch: Any) -> Tried:
+def try_step(module: Any, step: Step, batch: Any) -> StepCheck:
     """Run a step on a batch, whole and split."""
     before, after = [], []
     outputs: list[Any] = []
@@ -58,10 +58,10 @@ def try_step(module: Any, step: Step, batch: Any) -> Tried:
         returned = loss_of(returned).detach()
     if len(outputs) != 1:
         times = "does not call forward, self(...)" if not outputs else f"calls forward {len(outputs)} times"
-        return Tried(returned, logs, f"{step} {times}")
+        return StepCheck(returned, logs, f"{step} {times}")
     if not (began.same_as(before[0]) and after[0].same_as(ended)):
-        return Tried(returned, logs, f"{step} draws random numbers outside of forward")
-    return Tried(returned, logs, _difference(module, step, batch, outputs[0], returned, logs))
+        return StepCheck(returned, logs, f"{step} draws random numbers outside of forward")
+    return StepCheck(returned, logs, _difference(module, step, batch, outputs[0], returned, logs))
 
 
 def _difference(module: Any, step: Step, batch: Any, outputs: Any, returned: Any, logs: dict[str, Any]) -> str:

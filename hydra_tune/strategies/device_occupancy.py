@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Seats:
+class DeviceOccupancy:
     """The number of trials on each device, by position."""
 
     def __init__(self) -> None:

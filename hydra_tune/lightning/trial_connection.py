@@ -2,8 +2,8 @@
 
 A trial is an Optuna trial of any storage, or a `RemoteTrial` in a worker of a search, which also stores all metrics,
 has a directory for checkpoints and knows whether the search is being stopped. `ddp_spawn` trains in processes of its
-own; there a `LinkedPort` forwards calls over a socket to a thread in this process, so that other processes need no
-access to the storage.
+own; there a `SocketConnection` forwards calls over a socket to a thread in this process, so that other processes need
+no access to the storage.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 from optuna.trial import BaseTrial
 
-from hydra_tune.lightning.verdicts import Verdict
+from hydra_tune.lightning.end_reasons import EndReason
 from hydra_tune.training.remote_trial import RemoteTrial
 
 
-class Port(Protocol):
+class TrialConnection(Protocol):
     """The callback's interface to a trial."""
 
     checkpoints: Path | None
@@ -46,7 +46,7 @@ class Port(Protocol):
     def stopping(self) -> bool:
         """Send a sign of life; True if the search is being stopped."""
 
-    def ended(self, verdict: Verdict) -> None:
+    def ended(self, verdict: EndReason) -> None:
         """Record how training ended, in any process."""
 
 
@@ -54,14 +54,14 @@ _begun: weakref.WeakKeyDictionary[BaseTrial, tuple[int, int]] = weakref.WeakKeyD
 """Number of fits and reports of each trial: an objective may run several fits, as in cross-validation."""
 
 
-class TrialPort:
+class DirectConnection:
     """A trial in this process."""
 
     checkpoint_seconds = 10.0
 
     def __init__(self, trial: BaseTrial) -> None:
         self.trial = trial
-        self.verdict: Verdict | None = None
+        self.verdict: EndReason | None = None
         """Verdict with which other processes of this training ended."""
         self.checkpoints: Path | None = None
         self._before = 0
@@ -117,11 +117,11 @@ class TrialPort:
     def stopping(self) -> bool:
         return self.remote is not None and self.remote.stopping()
 
-    def ended(self, verdict: Verdict) -> None:
+    def ended(self, verdict: EndReason) -> None:
         self.verdict = verdict
 
 
-class LinkedPort:
+class SocketConnection:
     """A trial in the parent process; connects on first use, which happens on rank 0 only."""
 
     def __init__(self, address: str, checkpoints: Path | None, checkpoint_seconds: float) -> None:
@@ -158,17 +158,17 @@ class LinkedPort:
     def stopping(self) -> bool:
         return bool(self._call("stopping"))
 
-    def ended(self, verdict: Verdict) -> None:
+    def ended(self, verdict: EndReason) -> None:
         self._call("ended", verdict)
 
 
 CALLS = frozenset({"params", "report", "describe", "checkpointed", "note", "stopping", "ended"})
 
 
-class PortServer:
+class ConnectionServer:
     """Answers rank 0 of the processes that this one starts, until rank 0 disconnects."""
 
-    def __init__(self, port: TrialPort) -> None:
+    def __init__(self, port: DirectConnection) -> None:
         self.port = port
         # Only its owner can access the directory, so any client is one of our processes.
         folder = tempfile.TemporaryDirectory(prefix="hydra-tune-port-")
@@ -187,9 +187,9 @@ class PortServer:
     def serving(self) -> bool:
         return self._thread.is_alive()
 
-    def linked(self) -> LinkedPort:
+    def linked(self) -> SocketConnection:
         """Return the port for a process that this one starts."""
-        return LinkedPort(self._address, self.port.checkpoints, self.port.checkpoint_seconds)
+        return SocketConnection(self._address, self.port.checkpoints, self.port.checkpoint_seconds)
 
 
 def _hang_up(listener: socket.socket) -> None:
@@ -197,7 +197,7 @@ def _hang_up(listener: socket.socket) -> None:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def _serve(port: TrialPort, listener: socket.socket, folder: tempfile.TemporaryDirectory[str]) -> None:
+def _serve(port: DirectConnection, listener: socket.socket, folder: tempfile.TemporaryDirectory[str]) -> None:
     with folder, listener:
         try:
             caller, _ = listener.accept()
@@ -212,7 +212,7 @@ def _serve(port: TrialPort, listener: socket.socket, folder: tempfile.TemporaryD
                 line.send(_answer(port, name, args))
 
 
-def _answer(port: TrialPort, name: str, args: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+def _answer(port: DirectConnection, name: str, args: tuple[Any, ...]) -> tuple[Any, Exception | None]:
     try:
         if name not in CALLS:
             raise ValueError(f"a trial has no {name!r}")

@@ -29,7 +29,7 @@ from hydra_tune.storage.actions import (
 router = APIRouter(prefix="/api", tags=["actions"])
 
 
-class Wish(BaseModel):
+class ActionRequest(BaseModel):
     """A request to the process that runs the study."""
 
     kind: Literal["stop-study", "stop-trial", "retry-trial", "add-trials"]
@@ -44,12 +44,12 @@ class Note(BaseModel):
 
 
 @router.post("/studies/{study_id}/actions", status_code=202)
-def act(study_id: StudyId, wish: Wish, request: Request, reader: Read) -> answers.ActionRow:
+def act(study_id: StudyId, requested: ActionRequest, request: Request, reader: Read) -> answers.ActionRow:
     """Record a request; the answer of the process that runs the study appears later in the list of actions."""
     with reader.study(study_id) as view:
-        _check(view, wish)
+        _check(view, requested)
     storage: HydraStorage = request.app.state.writable
-    action_id = ask(storage, study_id, wish.kind, number=wish.number, count=wish.count)
+    action_id = ask(storage, study_id, requested.kind, number=requested.number, count=requested.count)
     return next(action for action in actions(study_id, reader) if action.action_id == action_id)
 
 
@@ -72,20 +72,20 @@ def note(study_id: StudyId, number: TrialNumber, written: Note, request: Request
     write_note(request.app.state.writable, study_id, number, written.text)
 
 
-def _check(view: StudyView, wish: Wish) -> None:
+def _check(view: StudyView, requested: ActionRequest) -> None:
     if view.described is None:
         raise HTTPException(409, "plain Optuna made this study; nothing here can run it")
-    if (wish.kind == ADD_TRIALS) != (wish.count is not None):
+    if (requested.kind == ADD_TRIALS) != (requested.count is not None):
         raise HTTPException(422, "`count` goes with add-trials")
-    if (wish.kind in (STOP_TRIAL, RETRY_TRIAL)) != (wish.number is not None):
+    if (requested.kind in (STOP_TRIAL, RETRY_TRIAL)) != (requested.number is not None):
         raise HTTPException(422, "`number` goes with stop-trial and retry-trial")
-    if wish.number is None:
+    if requested.number is None:
         return
-    state = view.columns.word("state", view.check_trial(wish.number))
-    if wish.kind == STOP_TRIAL and state != "RUNNING":
-        raise HTTPException(409, f"trial {wish.number} is {state}; only a running one can be stopped")
-    if wish.kind == RETRY_TRIAL and state in ("RUNNING", "WAITING", "COMPLETE"):
-        raise HTTPException(409, f"trial {wish.number} is {state}; only one that failed can be retried")
+    state = view.columns.word("state", view.check_trial(requested.number))
+    if requested.kind == STOP_TRIAL and state != "RUNNING":
+        raise HTTPException(409, f"trial {requested.number} is {state}; only a running one can be stopped")
+    if requested.kind == RETRY_TRIAL and state in ("RUNNING", "WAITING", "COMPLETE"):
+        raise HTTPException(409, f"trial {requested.number} is {state}; only one that failed can be retried")
 
 
 def _row(action: Action) -> answers.ActionRow:

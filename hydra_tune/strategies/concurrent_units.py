@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
-class Together:
+class ConcurrentUnits:
     """A task group that raises the first failure itself, not an ExceptionGroup; the other tasks are cancelled."""
 
-    async def __aenter__(self) -> Together:
+    async def __aenter__(self) -> ConcurrentUnits:
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
         return self
@@ -35,6 +35,6 @@ def _first(group: BaseException) -> BaseException:
 
 async def all_of(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     """Await all coroutines concurrently; return their results in order."""
-    async with Together() as together:
+    async with ConcurrentUnits() as together:
         tasks = [together.start(each) for each in work]
     return [task.result() for task in tasks]
