@@ -103,6 +103,11 @@ class Bench:
             members = choose(self.seats, self.size)
             self._turn = asyncio.create_task(self._take_turn(members), name=f"pack of {len(members)}")
 
+    def end(self) -> None:
+        """Give up a turn that nobody waits for any more, as when a search is cancelled."""
+        if self._turn is not None:
+            self._turn.cancel()
+
     async def _take_turn(self, members: list[Seat]) -> None:
         try:
             turn = await self._run(members)
@@ -209,6 +214,9 @@ class Room:
 
     def _tidy(self) -> None:
         """Drop empty benches, and begin turns that have waited only for who has left."""
-        self.benches = {key: bench for key, bench in self.benches.items() if bench.seats}
+        for key, bench in list(self.benches.items()):
+            if not bench.seats:
+                bench.end()
+                del self.benches[key]
         for bench in self.benches.values():
             bench.look()

@@ -143,6 +143,30 @@ def test_a_members_failure_is_its_own_and_a_lost_unit_is_everyones() -> None:
     asyncio.run(every())
 
 
+def test_a_cancelled_search_leaves_no_turn_behind() -> None:
+    async def search() -> None:
+        room, engine, seats = seated(epoch, 2)
+        never = asyncio.Event()
+
+        async def hangs(attempts: list[str]) -> None:
+            engine.seen.append(attempts)
+            await never.wait()
+
+        vars(engine)["run"] = hangs
+        trials = [asyncio.create_task(train(room, each, 1)) for each in seats]
+        while not engine.seen:
+            await asyncio.sleep(0)
+        for trial in trials:
+            trial.cancel()
+        await asyncio.gather(*trials, return_exceptions=True)
+        for each in seats:
+            room.leave(each)
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(search())
+
+
 def test_seats_amid_an_epoch_go_first_and_then_those_with_the_fewest_turns() -> None:
     seats = [seat(0, turns=3), seat(1), seat(2, batch=4, turns=9), seat(3, batch=4), seat(4, batch=2)]
     assert [each.run.number for each in choose(seats, 8)] == [3, 2]
