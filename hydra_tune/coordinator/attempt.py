@@ -55,6 +55,8 @@ class Attempt(TrialRun):
     show: Callable[[str], None]
     directory_losses: Callable[[], int]
     """Times that a directory of this run was found to be removed, and was made again."""
+    on_room: Callable[[], None]
+    """Called when more trials than before may be in flight."""
     judged: list[tuple[float, ...]] = field(default_factory=list)
     """Values of the search's metrics by epoch."""
     _third: int | None = None
@@ -202,6 +204,9 @@ class Attempt(TrialRun):
             raise Pruned
         if self.stopping():
             raise Interrupted
+
+    def room_for_more(self) -> None:
+        self.on_room()
 
     def out_of_time(self) -> bool:
         return self.ends_now()

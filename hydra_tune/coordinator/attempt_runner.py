@@ -46,6 +46,8 @@ class AttemptRunner:
     show: Callable[[str], None]
     directory_losses: Callable[[], int]
     """Times that a directory of this run was found to be removed, and was made again."""
+    on_room: Callable[[], None] = lambda: None
+    """Called when more trials than before may be in flight."""
     look_at_spill: Callable[[], Awaitable[None]] | None = None
     """Counts the bytes in the spill store now."""
     at_once: int = 1
@@ -86,5 +88,5 @@ class AttemptRunner:
             profiles=self.profiles, engine=self.engine, at_once=self.at_once, strategy=self.strategy,
             settings=self.settings, study=self.study, building=self.building, deadlines=self.deadlines,
             survival=self.survival, stopping=self.stopping, ends_now=self.out_of_time, on_progress=self.on_progress,
-            show=self.show, directory_losses=self.directory_losses,
+            show=self.show, directory_losses=self.directory_losses, on_room=self.on_room, retried=facts.retried,
         )  # fmt: skip

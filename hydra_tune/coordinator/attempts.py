@@ -77,7 +77,7 @@ class TrialRunner:
         for number in range(asked.attempts + 1, 10**6):
             # The end of a lost attempt and the beginning of the next are one transaction.
             info = await self.study.begin_attempt(asked, number, failed)
-            before = facts.checkpoints, facts.trained
+            facts.retried, before = bool(history), (facts.checkpoints, facts.trained)
             try:
                 outcome = await self.attempts.run(info, facts)
             except Interrupted:

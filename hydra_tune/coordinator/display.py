@@ -35,6 +35,13 @@ class DeviceRow:
 
     trial: int | None = None
     kind: str = ""
+    members: int = 1
+    """Trials that train as one."""
+
+    @property
+    def doing(self) -> str:
+        together = f", {self.members} trials as one" if self.members > 1 else ""
+        return f"{self.kind}{together}" if self.kind else "waiting"
 
 
 @dataclass
@@ -142,7 +149,7 @@ class Display:
 
     def unit_started(self, unit: Unit, device: str) -> None:
         if unit.role is Role.DEVICE:
-            self.view.devices[device] = DeviceRow(unit.trial, unit.kind)
+            self.view.devices[device] = DeviceRow(unit.trial, unit.kind, len(unit.members) or 1)
 
     def unit_ended(self, unit: Unit, result: UnitResult) -> None:
         if unit.role is Role.DEVICE and result.device in self.view.devices:
@@ -260,7 +267,7 @@ class LiveDisplay(Display):
         if row is None:
             return [name, "", "idle"]
         return [
-            name, str(device.trial), device.kind or "waiting",
+            name, str(device.trial), device.doing,
             f"{row.epoch}/{row.epochs}" if row.epochs else "",
             "" if row.loss is None else f"{row.loss:.4f}",
             f"{row.batches_per_second:.1f}" if row.batches_per_second else "",

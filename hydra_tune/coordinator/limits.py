@@ -88,6 +88,10 @@ class Limits:
         to_come = max(0, self.trials - finished - running) if self.may_ask(0) else 0
         return min(max(self.at_once, running), running + to_come)
 
+    def left(self, finished: int) -> int:
+        """Return the number of trials that have not ended, including those to come."""
+        return max(0, self.trials - finished)
+
     def refusal(self, total: int) -> str:
         """Return the reason why the study cannot have `total` trials; empty if it can."""
         return f"the grid has {self.points} points" if self.points is not None and total > self.points else ""

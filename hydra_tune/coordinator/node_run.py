@@ -49,6 +49,8 @@ class NodeRun:
     show: Callable[[str], None]
     cores: int
     """Cores of this machine that the search may use."""
+    left: Callable[[], int] = lambda: 0
+    """Returns the number of trials that have not ended; 0 on a node of a cluster, where trials are not packed."""
     python_path: Sequence[str] = ()
     """Folders of the user's modules, beside the source's own."""
     surveys: dict[int, Survey] = field(default_factory=dict)
@@ -132,7 +134,7 @@ class NodeRun:
         pool = Pool.of(self.devices, host_bytes=room.host, disk_bytes=room.disk, cores=self.cores)
         known = known_rates()
         crowding = known.crowding if known is not None and pool.cpu and pool.devices > 1 else 1.0
-        return Planner(pool, self.rivals, self.admission, crowding=crowding, surveys=self.surveys)
+        return Planner(pool, self.rivals, self.admission, left=self.left, crowding=crowding, surveys=self.surveys)
 
 
 def _imported_ahead(strategy: Strategy) -> dict[Role, Sequence[str]]:

@@ -113,7 +113,7 @@ def _planned(
             continue
         estimates = [e if e.refused else e.scaled(crowding) for e in found.estimates[0]]
         allowed = [e for e in estimates if e.strategy in wanted]
-        choice = choose(allowed, Situation(pools[0], min(total, pools[0].devices + 1), found.epochs))
+        choice = choose(allowed, Situation(pools[0], min(total, pools[0].devices + 1), found.epochs, total))
         shown = None if choice is None else replace(choice, options=tuple(estimates))
         trials.append(PlannedTrial(record.number, record.params, shown, "" if choice else why_none(allowed)))
 

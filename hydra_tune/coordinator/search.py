@@ -25,6 +25,7 @@ from hydra_tune.coordinator.settings import SearchSettings, make_settings
 from hydra_tune.core.devices import Device, parse_devices
 from hydra_tune.core.errors import SearchFailed, SpecError
 from hydra_tune.planner.resolve import resolve
+from hydra_tune.strategies.base import Strategy
 from hydra_tune.training.source import Build, PickledSource, Source
 
 
@@ -77,6 +78,17 @@ def search(
     return run_search(PickledSource.of(build), settings, space=getattr(build, "space", None), load_build=lambda: build)
 
 
+def _check_cluster(settings: SearchSettings, strategy: Strategy) -> None:
+    """Raise SpecError for settings that work on one machine only."""
+    if settings.devices_per_trial > 1:
+        one_machine = f"devices_per_trial={settings.devices_per_trial}"
+    elif strategy.name == "pack":
+        one_machine = "strategy pack"
+    else:
+        return
+    raise SpecError(f"{one_machine} cannot be used with cluster", "leave one of them out")
+
+
 def run_search(
     source: Source,
     settings: SearchSettings,
@@ -90,10 +102,8 @@ def run_search(
     check_files_directory(settings.storage)
     strategy = resolve(settings.strategy, budgeted=settings.device_memory is not None)
     devices: tuple[Device, ...] = ()
-    if settings.cluster is not None and settings.devices_per_trial > 1:
-        raise SpecError(
-            f"devices_per_trial={settings.devices_per_trial} cannot be used with cluster", "leave one of them out"
-        )
+    if settings.cluster is not None:
+        _check_cluster(settings, strategy)
     if settings.cluster is None:
         devices = parse_devices(settings.devices, settings.device_memory, settings.devices_per_trial)
         strategy.check(len(devices))

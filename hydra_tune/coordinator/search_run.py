@@ -128,7 +128,7 @@ class Search:
         self.node = NodeRun(
             self.source, self.settings, self.devices, self.directories, self._strategy, observer=self,
             at_once=min(self.settings.trials, self._limits.at_once), rivals=self._rivals, show=self.display.show,
-            cores=cores(), surveys=self.surveys, processes=self.processes,
+            cores=cores(), left=self._left, surveys=self.surveys, processes=self.processes,
         )  # fmt: skip
         async with self.node:
             await self.node.check_build_loads(self._stop)
@@ -144,6 +144,7 @@ class Search:
             admission=node.admission, stopping=self._stop.is_set, out_of_time=self._limits.ends_trials,
             on_candidates=self._expect_candidates, on_progress=self.display.trial_progress, show=self.display.show,
             directory_losses=self._directory_losses, look_at_spill=self._spill.look, at_once=node.at_once,
+            on_room=self._room_for_more,
         )  # fmt: skip
         return self._attempts_here
 
@@ -186,6 +187,14 @@ class Search:
             self._limits.candidates_seen = True
             self._trials.limits_raised()
             self.node.candidates_seen()
+
+    def _room_for_more(self) -> None:
+        """Check whether another trial may begin, as the strategy's limit may have changed."""
+        if hasattr(self, "_trials"):
+            self._trials.limits_raised()
+
+    def _left(self) -> int:
+        return self._limits.left(self._trials.finished)
 
     def _rivals(self) -> int:
         return self._limits.rivals(self._trials.finished, self._trials.running)
@@ -279,9 +288,11 @@ class Search:
     def unit_ended(self, unit: Unit, result: UnitResult) -> None:
         if unit.trial == NO_TRIAL:
             return
-        facts = self.runner.facts.get(unit.trial)
-        if facts is not None:
-            facts.add(unit, result)
+        members = unit.members or (unit.trial,)
+        for number in members:
+            if (facts := self.runner.facts.get(number)) is not None:
+                facts.add(unit, result, sharers=len(members))
+        if unit.trial in self.runner.facts:
             if unit.role is Role.DEVICE:
                 self.makespan.add(unit.trial, result.started, result.seconds)
             if unit.recorded:

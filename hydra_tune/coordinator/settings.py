@@ -105,7 +105,7 @@ class SearchSettings:
         check=checks.directory,
     )
     strategy: str | Mapping[str, Any] | Sequence[Any] = _setting(
-        "auto, any, search, whole, shard, pipeline, sparse, ist, elastic, or several to choose from; "
+        "auto, any, search, whole, shard, pipeline, pack, sparse, ist, elastic, or several to choose from; "
         "with options: '{name: pipeline, microbatches: 8}'.",
         default="auto",
         stored=True,

@@ -18,6 +18,8 @@ class TrialFacts:
     device: str = ""
     trained: bool = False
     """True once the trial is known to be a candidate, which has weights and checkpoints."""
+    retried: bool = False
+    """True if an attempt of the trial was lost or failed in this search."""
     checkpoints: int = 0
     strategy: str = ""
     shards: int = 1
@@ -67,10 +69,10 @@ class TrialFacts:
         """Update the peak with the bytes now in the spill store."""
         self.spilled_bytes = max(self.spilled_bytes or 0, size)
 
-    def add(self, unit: Unit, result: UnitResult) -> None:
-        """Add the time and memory of a unit."""
+    def add(self, unit: Unit, result: UnitResult, sharers: int = 1) -> None:
+        """Add the time and memory of a unit; one that trains several trials as one counts a share for each."""
         if unit.role is Role.DEVICE:
-            self.seconds += result.seconds
+            self.seconds += result.seconds / sharers
             self.device = result.device
         if result.peak_bytes is not None:
             self.peak_device_bytes = max(self.peak_device_bytes or 0, result.peak_bytes)

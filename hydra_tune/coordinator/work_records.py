@@ -17,8 +17,9 @@ class WorkRecords:
     def unit(self, unit: Unit, result: UnitResult) -> None:
         """Record a unit, or its steps if it has any."""
         if not result.steps:
+            kind = f"{unit.kind} {len(unit.members)} as one" if unit.members else unit.kind
             self.records.unit(
-                unit.trial, unit.attempt, unit.kind, result.device, result.started, result.seconds, result.peak_bytes
+                unit.trial, unit.attempt, kind, result.device, result.started, result.seconds, result.peak_bytes
             )
         self.steps(unit.trial, unit.attempt, result.device, result.peak_bytes, result.steps)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._pytree import tree_map
 
 
-def call_model(model: nn.Module, inputs: Any) -> Any:
+def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     """Return the model's outputs: a tuple or list is passed as positional arguments, a dict as keywords."""
     if isinstance(inputs, Mapping):
         return model(**inputs)

@@ -60,6 +60,8 @@ class Unit:
     """True if the unit gets its own row; else its strategy records many units at once."""
     memory: Memory | None = None
     """Device memory, if known; a unit that is bound to no worker waits for one with room."""
+    members: tuple[int, ...] = ()
+    """Trials that share the unit, its own included, if it trains several as one."""
     rank: tuple[int, int] | None = None
     """Order among the units of a batch; the smallest goes first."""
 

@@ -95,8 +95,11 @@ class Auto(Strategy):
         return kind is not None and kind.own_checkpoints
 
     def trials_at_once(self, devices: int) -> int:
-        """Return one more than devices: while one trial is built, surveyed or cut, every device has another."""
-        return devices + 1
+        """Return one more than devices: while one trial is built, surveyed or cut, every device has another.
+
+        Trials that train as one with others count as little more than one.
+        """
+        return max((strategy.joined(devices) for strategy in self.among), default=0) + devices + 1
 
     def check(self, devices: int) -> None:
         for strategy in self.among:
@@ -219,6 +222,7 @@ class _Planned:
         alone = self.planner.rivals() <= self.planner.pool.devices + 1
         kind = known()[choice.strategy]
         run.memory = kind.memory(choice.estimate, alone=alone)
+        run.signature, run.members = choice.estimate.signature, choice.estimate.members
         run.remaining_at_first = choice.seconds if choice.options else None
         if kind.spans_devices and run.memory is not None:
             run.at_once = 1  # its memory on each device is reserved
@@ -236,6 +240,8 @@ class _Planned:
     def _better_than(self, choice: Choice, progress: Progress) -> Choice | None:
         """Return another strategy that would finish the trial much sooner on idle devices; else None."""
         planner = self.planner
+        if choice.estimate.members > 1:
+            return None
         if not choice.options or self.moves >= MOVES or not self.batches or planner.rivals() >= planner.pool.devices:
             return None
         if known()[choice.strategy].own_checkpoints:
@@ -253,7 +259,7 @@ class _Planned:
     def _note_pace(self, choice: Choice) -> None:
         """Record the strategy's measured pace, for this trial's record and for the plans of others."""
         raw = next((each for each in self.estimates if each.strategy == choice.strategy), None)
-        if self.batches and raw is not None and not raw.refused:
+        if self.batches and raw is not None and not raw.refused and raw.members == 1:
             self.planner.corrections.add(choice.strategy, self.seconds / self.batches / raw.batch_seconds)
             self.run.took(self.seconds / self.batches)
 

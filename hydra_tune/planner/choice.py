@@ -23,6 +23,8 @@ APPROXIMATE = tuple(name for name, kind in BUILT_IN.items() if not kind.exact)
 MARGIN = 1.1
 """Factor by which a strategy must be faster than one that precedes it in the registry."""
 APPROXIMATE_MARGIN = 1.25
+ENOUGH = 4
+"""Trials for each device that must be left for trials to be trained as one."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Situation:
     """Trials that want devices while this one trains, including itself."""
     epochs: float
     """Epochs left."""
+    left: int = 0
+    """Trials of the search that have not ended, including those to come."""
     setup: Mapping[str, float] = field(default_factory=dict)
     """Seconds that a strategy takes to begin; 0 for the current one."""
 
@@ -62,7 +66,7 @@ class Choice:
         document: dict[str, Any] = {
             "strategy": self.strategy,
             "because": self.because,
-            "predicted_device_bytes": self.estimate.device_bytes,
+            "predicted_device_bytes": self.estimate.device_bytes // self.estimate.members,
             "options": [self._option(option) for option in self.options],
         }
         if math.isfinite(self.estimate.seconds):
@@ -73,10 +77,16 @@ class Choice:
     def _option(self, option: Estimate) -> dict[str, Any]:
         return {
             "strategy": option.strategy, "refused": option.refused, "parts": option.parts,
-            "seconds": None if option.refused else self.epochs * option.seconds,
-            "device_bytes": option.device_bytes, "host_bytes": option.host_bytes, "disk_bytes": option.disk_bytes,
+            "seconds": None if option.refused else self.epochs * _of_one(option),
+            "members": option.members, "device_bytes": option.device_bytes,
+            "host_bytes": option.host_bytes, "disk_bytes": option.disk_bytes,
             "communicated_bytes": round(self.epochs * option.moved_bytes),
         }  # fmt: skip
+
+
+def _of_one(option: Estimate) -> float:
+    """Return the seconds of an epoch, or of a trial's share if it trains as one with others."""
+    return option.work if option.members > 1 else option.seconds
 
 
 def choose(estimates: Sequence[Estimate], situation: Situation) -> Choice | None:
@@ -94,7 +104,15 @@ def choose(estimates: Sequence[Estimate], situation: Situation) -> Choice | None
 
 
 def until_done(estimate: Estimate, situation: Situation) -> float:
-    """Return the seconds until the trial ends by that strategy, sharing the pool with its rivals."""
+    """Return the seconds until the trial ends by that strategy, sharing the pool with its rivals.
+
+    A trial that trains as one with others counts its share of their time, if there are enough trials for that.
+    """
+    if estimate.members > 1:
+        if situation.left < ENOUGH * situation.pool.devices:
+            return math.inf
+        share = max(estimate.work, estimate.work * situation.rivals / situation.pool.devices)
+        return situation.setup.get(estimate.strategy, 0.0) + situation.epochs * share
     shared = estimate.work * situation.rivals / situation.pool.devices
     return situation.setup.get(estimate.strategy, 0.0) + situation.epochs * max(estimate.seconds, shared)
 
@@ -108,6 +126,8 @@ def _because(best: Estimate, estimates: Sequence[Estimate], situation: Situation
     pool, rivals = situation.pool, situation.rivals
     others = {estimate.strategy: estimate for estimate in estimates if estimate is not best}
     cannot = others.get("whole")
+    if best.members > 1:
+        return f"up to {best.members} trials of its shape train as one, which is {_gain(best, cannot)} per trial"
     if best.strategy == "whole":
         fits = f"it takes {format_bytes(best.device_bytes)} of a device's {format_bytes(pool.memory)}"
         if pool.devices == 1:
@@ -124,6 +144,12 @@ def _because(best: Estimate, estimates: Sequence[Estimate], situation: Situation
     times = _times(best, exact, situation)
     spare = f"{idle} of {pool.devices} devices would be idle: " if idle else ""
     return f"{lacking}{spare}{best.parts} parts on {best.devices} devices are {times}"
+
+
+def _gain(best: Estimate, whole: Estimate | None) -> str:
+    if whole is None or whole.refused:
+        return "the only way"
+    return f"{whole.work / max(best.work, 1e-9):.1f} times as quick"
 
 
 def _times(best: Estimate, others: Sequence[Estimate], situation: Situation) -> str:

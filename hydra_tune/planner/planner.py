@@ -53,6 +53,8 @@ class Planner:
     """
     admission: Admission
     """Makes trials wait for host memory."""
+    left: Callable[[], int] = lambda: 0
+    """Returns the number of trials that have not ended, including those to come."""
     crowding: float = 1.0
     """Factor by which work takes longer while all devices are busy."""
     corrections: Corrections = field(default_factory=Corrections)
@@ -69,7 +71,7 @@ class Planner:
 
     def choose(self, estimates: Sequence[Estimate], epochs: float) -> Choice | None:
         """Return the strategy for a trial that has not begun."""
-        return choose(self.corrected(estimates), Situation(self.pool, max(1, self.rivals()), epochs))
+        return choose(self.corrected(estimates), Situation(self.pool, max(1, self.rivals()), epochs, self.left()))
 
     def reconsider(self, estimates: Sequence[Estimate], current: str, epochs: float, times: float) -> Choice | None:
         """Return another strategy for a trial in training if it finishes `times` times sooner, including the move.
@@ -77,7 +79,7 @@ class Planner:
         The estimates are corrected already, the current strategy's by its own pace.
         """
         setup = {each.strategy: self._begins_in(each.strategy) for each in estimates}
-        situation = Situation(self.pool, max(1, self.rivals()), epochs, {**setup, current: 0.0})
+        situation = Situation(self.pool, max(1, self.rivals()), epochs, self.left(), {**setup, current: 0.0})
         found = choose(estimates, situation)
         if found is None or found.strategy == current:
             return None
@@ -94,6 +96,7 @@ class Planner:
         estimate = choice.estimate
         on_devices = estimate.devices * estimate.device_bytes if self.pool.cpu else 0
         spilled = max(0, estimate.host_bytes + estimate.disk_bytes - on_devices)
+        on_devices //= estimate.members  # each of those that train as one is admitted with its share
         await self.admission.admit(trial, Taken(on_devices, spilled))
 
     def _begins_in(self, strategy: str) -> float:

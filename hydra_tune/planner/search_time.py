@@ -47,10 +47,11 @@ def search_time(plans: Sequence[Sequence[Estimate]], epochs: Sequence[int], pool
     """Estimate a search of `trials` trials that are all like those with the given estimates."""
     jobs = []
     for estimates, count in zip(plans, epochs, strict=True):
-        busy = choose(estimates, Situation(pool, min(trials, pool.devices + 1), count))
+        busy = choose(estimates, Situation(pool, min(trials, pool.devices + 1), count, trials))
         alone = choose(estimates, Situation(pool, 1, count))
         if busy is not None and alone is not None:
-            jobs.append(Job(busy.seconds, min(busy.seconds, alone.seconds), _work(busy)))
+            seconds = _work(busy) if busy.estimate.members > 1 else busy.seconds
+            jobs.append(Job(seconds, min(seconds, alone.seconds), _work(busy)))
     infeasible = len(plans) - len(jobs)
     some = list(islice(cycle(jobs), max(1, round(trials * len(jobs) / len(plans))))) if jobs else []
     return SearchTime(pool, makespan(some, pool.devices), bound(some, pool.devices), infeasible)

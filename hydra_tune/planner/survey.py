@@ -18,7 +18,7 @@ from hydra_tune.core.clock import work_seconds
 from hydra_tune.core.errors import CandidateError
 from hydra_tune.engine.worker import WorkerContext
 from hydra_tune.planner.calibration import calibrate
-from hydra_tune.planner.candidate_copies import CannotBeCopied, copied_data
+from hydra_tune.planner.candidate_copies import CannotBeCopied, copied_candidate, copied_data
 from hydra_tune.planner.question import Question, Survey
 from hydra_tune.planner.rates import known_rates
 from hydra_tune.planner.rehearsal_cache import rehearsed
@@ -127,6 +127,11 @@ class _Look:
             if simpler in self.question.among and self._soon_done(self._of(simpler, pool)):
                 return refused(name, f"not estimated: {known()[simpler].soon_done}")
         return kind.estimate(self, pool)
+
+    def copies(self, count: int) -> list[Prepared]:
+        train, valid = self._data()
+        candidate = self.prepared.candidate
+        return [Prepared(copied_candidate(candidate), train, valid) for _ in range(count)]
 
     def _soon_done(self, estimate: Estimate) -> bool:
         seconds = estimate.seconds * self.prepared.candidate.epochs

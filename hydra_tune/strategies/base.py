@@ -76,6 +76,12 @@ class TrialRun(ABC):
     """Device memory that the trial needs, if it was planned."""
     remaining_at_first: float | None = None
     """Expected seconds of training, before anything is measured."""
+    retried: bool = False
+    """True if an attempt at the trial failed before in this run."""
+    signature: str = ""
+    """Signature by which the trial finds others to train with, if the planner found one."""
+    members: int = 1
+    """Most trials that train as one with it, by its plan."""
     reconsider: Callable[[Progress], bool] = never
     """Asked between units; True if another strategy should continue the trial from here."""
 
@@ -218,6 +224,9 @@ class TrialRun(ABC):
     def checkpoint_failed(self, reason: str) -> None:
         """Record that a checkpoint could not be written; the previous one stays valid."""
 
+    def room_for_more(self) -> None:  # noqa: B027 - most strategies have a fixed limit
+        """Call when the strategy's number of trials at once may have changed."""
+
     def out_of_time(self) -> bool:
         """True if the trial must end with the epochs it has finished; their weights and value are its result."""
         return False
@@ -260,6 +269,10 @@ class Strategy(ABC):
     def trials_at_once(self, devices: int) -> int:
         """Return the number of trials that keep this many devices busy."""
         return devices + self.builds_apart
+
+    def joined(self, devices: int) -> int:
+        """Return the number of trials that need no device of their own, as they train as one with others."""
+        return 0
 
     def cuts(self) -> bool:
         """True if the strategy divides models, and so cannot train a model that cannot be cut."""

@@ -8,6 +8,7 @@ strategy that cannot run, or would change results unasked, is refused with a rea
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -46,6 +47,10 @@ class Estimate:
     """Bytes per epoch."""
     devices: int = 1
     """Number of devices used at the same time."""
+    members: int = 1
+    """Number of trials that train as one; seconds and bytes are of all of them, `work` of one."""
+    signature: str = ""
+    """Signature by which trials find others to train with."""
     parts: int = 1
     """Number of shards, stages, replicas, subnets or clients."""
     refused: str = ""
@@ -108,6 +113,10 @@ class Look(Protocol):
     parameter_bytes: int
     fetch_seconds: float
     """Seconds to make a batch of data."""
+
+    def copies(self, count: int) -> Sequence[Prepared]:
+        """Return independent copies of the candidate, for rehearsals; data that do not change are shared."""
+        ...
 
     @property
     def epoch(self) -> Epoch:

@@ -16,6 +16,7 @@ from typing import Any
 from hydra_tune.core.errors import SpecError, nearest, quoted
 from hydra_tune.strategies.base import Strategy
 from hydra_tune.strategies.elastic.strategy import Elastic
+from hydra_tune.strategies.pack.strategy import Pack
 from hydra_tune.strategies.pipeline.strategy import Pipeline
 from hydra_tune.strategies.shard.strategy import Shard
 from hydra_tune.strategies.sparse.strategy import Sparse
@@ -25,7 +26,7 @@ from hydra_tune.strategies.whole.strategy import Whole
 logger = logging.getLogger(__name__)
 
 GROUP = "hydra_tune.strategies"
-BUILT_IN: dict[str, type[Strategy]] = {kind.name: kind for kind in (Whole, Shard, Pipeline, Sparse, Ist, Elastic)}
+BUILT_IN: dict[str, type[Strategy]] = {kind.name: kind for kind in (Whole, Shard, Pipeline, Pack, Sparse, Ist, Elastic)}
 """Built-in strategies: exact ones first, and simpler ones before complex ones."""
 
 

@@ -53,8 +53,11 @@ class Batches:
 
     def fetch(self, epoch: int, position: int) -> tuple[Any, Any]:
         """Return batch `position` of `epoch` as (inputs, targets)."""
-        rows = self._rows(epoch)[position * self.size : (position + 1) * self.size]
-        return fetch_rows(self.data, rows, self.collate)
+        return fetch_rows(self.data, self.rows_of(epoch, position), self.collate)
+
+    def rows_of(self, epoch: int, position: int) -> torch.Tensor:
+        """Return the rows of batch `position` of `epoch`."""
+        return self._rows(epoch)[position * self.size : (position + 1) * self.size]
 
     def _rows(self, epoch: int) -> torch.Tensor:
         if not self.shuffle:

@@ -110,12 +110,20 @@ class Training:
         if not math.isfinite(value):
             raise Diverged("the training loss", value, self.steps)
         (loss / candidate.accumulate).backward()  # type: ignore[no-untyped-call]
-        rows = self.batches.rows_at(self.batch)
-        self.batch += 1
-        if self.batch % candidate.accumulate == 0 or self.batch == len(self.batches):
+        self.advance(value, self.batches.rows_at(self.batch))
+        if self.step_due:
             self._step()
-        self.loss_sum += value * rows
+
+    def advance(self, loss: float, rows: int) -> None:
+        """Count a batch whose gradients have been computed."""
+        self.batch += 1
+        self.loss_sum += loss * rows
         self.loss_rows += rows
+
+    @property
+    def step_due(self) -> bool:
+        """True if an optimizer step follows the last batch."""
+        return self.batch % self.candidate.accumulate == 0 or self.batch == len(self.batches)
 
     def forward(self, inputs: Any) -> Any:
         """Return the model's outputs."""
@@ -126,6 +134,10 @@ class Training:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.candidate.clip_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self.stepped()
+
+    def stepped(self) -> None:
+        """Count an optimizer step, and step a schedule of steps."""
         self.steps += 1
         if self.scheduler is not None and self.candidate.schedule_every == "step":
             self.scheduler.step()
@@ -145,8 +157,12 @@ class Training:
 
     def judge(self) -> dict[str, float]:
         """Return every metric of the epoch, by name."""
+        return self.with_train_loss(self.evaluate())
+
+    def with_train_loss(self, evaluated: dict[str, float]) -> dict[str, float]:
+        """Return the metrics of an evaluation, which may be empty, with the training loss of the epoch."""
         train_loss = self.loss_sum / max(self.loss_rows, 1)
-        return {"train_loss": train_loss, **(self.evaluate() or {"loss": train_loss})}
+        return {"train_loss": train_loss, **(evaluated or {"loss": train_loss})}
 
     def next_epoch(self, judged: dict[str, float]) -> None:
         """Step an epoch schedule, and go to the next epoch."""
@@ -258,6 +274,11 @@ class Training:
                 inputs, targets = move(self.valid.fetch(0, position), self.device)
                 for name, value in self.judge_batch(inputs, targets).items():
                     sums[name] = sums.get(name, 0.0) + value * self.valid.rows_at(position)
+        return self.mean_metrics(sums)
+
+    def mean_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Return the means of metrics that are sums over the validation rows."""
+        assert self.valid is not None
         means = {name: total / self.valid.rows for name, total in sums.items()}
         if not math.isfinite(means["loss"]):
             raise Diverged("the validation loss", means["loss"], self.steps)
@@ -265,7 +286,10 @@ class Training:
 
     def judge_batch(self, inputs: Any, targets: Any) -> dict[str, float]:
         """Return the loss and metrics of one batch, in the model's current mode."""
-        outputs = self.forward(inputs)
+        return self.judge_outputs(self.forward(inputs), targets)
+
+    def judge_outputs(self, outputs: Any, targets: Any) -> dict[str, float]:
+        """Return the loss and metrics of a batch's outputs."""
         judged = {"loss": float(self.candidate.loss(outputs, targets))}
         for name, metric in self.candidate.metrics.items():
             judged[name] = as_number(metric(outputs, targets), f"metric {name!r}")

@@ -29,7 +29,7 @@ def test_a_plan_has_every_strategy_and_says_what_the_search_takes(own_folder: Pa
         choice = candidate["choice"]
         assert choice["strategy"] == "shard"  # a MiB or two do not hold it whole
         options = {option["strategy"]: option for option in choice["options"]}
-        assert set(options) == {"whole", "shard", "pipeline", "sparse", "ist", "elastic"}
+        assert set(options) == {"whole", "shard", "pipeline", "pack", "sparse", "ist", "elastic"}
         assert "on a device of 3.0 MiB" in options["whole"]["refused"]
         assert options["shard"]["seconds"] > 0
         assert options["shard"]["parts"] > 1

@@ -87,6 +87,34 @@ def test_a_killed_coordinator_is_resumed_to_the_same_result(tmp_path: Path, unbr
     assert not list(tmp_path.glob("hydra_tune_files/*/*.checkpoints"))
 
 
+def test_packed_trials_lose_no_more_than_whole_ones(tmp_path: Path) -> None:
+    """The workers are killed, then the coordinator: each trial goes on from a checkpoint of its own."""
+    spec = f"{SPEC.with_name('packed_candidates.py')}:build"
+    flags = ["--sampler", "random", "--seed", "4", "--devices", "1xcpu", "--trials", "4", "--checkpoint-seconds", "0.2"]
+    whole = run(
+        "search", spec, *flags, "--devices", "4xcpu", "--strategy", "whole", "--study", "whole", folder=tmp_path
+    )
+    assert whole.returncode == 0, whole.stderr
+    with started(
+        "search", spec, *flags, "--strategy", "pack", "--study", "s", folder=tmp_path, own_template=True
+    ) as search:
+        wait_for_checkpoint(tmp_path)
+        for worker in workers_of(search):
+            worker.kill()
+        wait_for(lambda: _attempts(tmp_path) > 4, "another attempt")
+        kill_and_reap(search)
+    resumed = run("resume", "s", folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    for mine, theirs in zip(values(tmp_path, "s"), values(tmp_path, "whole"), strict=True):
+        assert mine[:3] == theirs[:3]
+        assert mine[3] == pytest.approx(theirs[3], abs=1e-9)
+
+
+def _attempts(folder: Path) -> int:
+    with open_storage(f"sqlite:///{folder}/hydra_tune.db", read_only=True) as storage:
+        return sum(len(trial_attempts(storage, "s", number)) for number in range(4))
+
+
 def test_the_demo_is_resumed_by_the_command_it_printed(tmp_path: Path) -> None:
     demo = SPEC.parents[2] / "examples" / "digits.yaml"
     # Without a pruner: whether a trial is pruned depends on which others have reported by then.

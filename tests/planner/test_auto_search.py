@@ -55,7 +55,7 @@ def test_what_fits_is_trained_whole_and_what_does_not_in_shards() -> None:
         choice = (trial.plan or {})["choice"]
         assert choice["strategy"] == trial.strategy
         assert choice["measured_batch_ms"] > 0
-        assert {option["strategy"] for option in choice["options"]} == {"whole", "shard", "pipeline"}
+        assert {option["strategy"] for option in choice["options"]} == {"whole", "shard", "pipeline", "pack"}
     large = (result.trials[1].plan or {})["choice"]
     assert "on a device of 1.0 MiB" in large["because"]
     shown = run("show", "mixed", "1", folder=Path.cwd()).stdout
@@ -148,7 +148,9 @@ def test_the_sampler_can_choose_the_strategy() -> None:
     result = ht.search(build, trials=4, strategy="search", study="s", **OPTIONS)
     for trial in result.trials:
         chosen = trial.params["strategy"]
-        assert trial.strategy == chosen or (chosen == "auto" and trial.strategy in ("whole", "shard", "pipeline"))
+        assert trial.strategy == chosen or (
+            chosen == "auto" and trial.strategy in ("whole", "shard", "pipeline", "pack")
+        )
 
 
 @pytest.mark.parametrize(
@@ -262,3 +264,27 @@ def test_a_candidate_that_cannot_be_sent_is_trained_where_it_is_built() -> None:
 def test_small_candidates_are_trained_by_a_choice_without_whole() -> None:
     result = ht.search(build_by_size, trials=1, strategy=["shard", "pipeline"], enqueue=[{"size": "small"}], **OPTIONS)
     assert result.trials[0].strategy == "shard"
+
+
+def test_trials_of_one_shape_are_packed_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second trial of a shape on; times are not measured here, so the planner takes a pack where it may."""
+
+    def choose(_self: Planner, estimates: Any, epochs: float) -> Choice | None:
+        found = {each.strategy: each for each in estimates if not each.refused}
+        return Choice(found.get("pack", found["whole"]), "as the test wants it", tuple(estimates), epochs)
+
+    def build(trial: Any) -> ht.Candidate:
+        rate = trial.suggest_float("lr", 1e-3, 1e-1, log=True)
+        return layered(optimizer=partial(torch.optim.SGD, lr=rate), epochs=6)
+
+    monkeypatch.setattr(Planner, "choose", choose)
+    packed = ht.search(build, trials=8, study="packed", **{**OPTIONS, "devices": "1xcpu"})
+    assert packed.trials[0].strategy == "whole"
+    together = [trial for trial in packed.trials if trial.strategy == "pack"]
+    assert len(together) >= 5
+    assert max((trial.plan or {})["members"] for trial in together) >= 2
+    options = {option["strategy"]: option for option in (packed.trials[0].plan or {})["choice"]["options"]}
+    assert "no other trial of its shape" in options["pack"]["refused"]
+    whole = ht.search(build, trials=8, study="alone", strategy="whole", **OPTIONS)
+    for mine, theirs in zip(packed.trials, whole.trials, strict=True):
+        assert mine.value == pytest.approx(theirs.value, abs=1e-9)

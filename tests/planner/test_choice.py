@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +58,41 @@ def test_the_choice_follows_pool_memory_and_load(
     assert found.strategy == chosen
     assert found.because
     assert len(found.stored()["options"]) == len(estimates)
+
+
+@pytest.mark.parametrize(
+    ("work", "left", "chosen"),
+    [
+        (2.0, 64, "pack"),
+        (2.0, 8, "pack"),
+        (2.0, 7, "whole"),  # fewer than four for each device: hardly any would be together
+        (9.5, 64, "whole"),  # a twentieth is not worth it
+        (20.0, 64, "whole"),
+    ],
+)
+def test_trials_train_as_one_where_that_is_quicker_and_enough_are_left(work: float, left: int, chosen: str) -> None:
+    pack = replace(takes("pack", 16 * work, work), members=16, parts=16)
+    found = choose([WHOLE, PIPELINE, pack], Situation(TWO, 3, epochs=3, left=left))
+    assert found is not None
+    assert found.strategy == chosen
+    if chosen == "pack":
+        assert "up to 16 trials of its shape train as one, which is 5.0 times as quick per trial" in found.because
+        assert found.stored()["predicted_device_bytes"] == 50 // 16
+
+
+def test_each_of_those_that_train_as_one_is_admitted_with_its_share() -> None:
+    admission = Admission(Room(host=100, disk=0, on_devices=1000), lambda line: None)
+    planner = Planner(TWO, lambda: 3, admission, left=lambda: 64)
+    pack = replace(takes("pack", 32.0, 2.0), members=16, parts=16, device_bytes=800)
+    choice = planner.choose([WHOLE, pack], 1.0)
+    assert choice is not None
+
+    async def admit() -> None:
+        for number in range(2):
+            await planner.admit(number, choice)  # 50 bytes each
+
+    asyncio.run(admit())
+    assert not admission.room.holds([*admission._promised.values(), *admission._promised.values()])
 
 
 def test_nothing_is_chosen_where_all_are_refused() -> None:

@@ -19,6 +19,7 @@ from tests.candidates import plain_loop, small_candidate
 STRATEGIES: dict[str, str | dict[str, Any]] = {
     "whole": "whole",
     "shard": "shard",
+    "pack": "pack",
     "one subnet": {"name": "ist", "subnets": 1, "local_steps": 3},
 }
 # Workers with as many threads as the plain loop here: another number adds in another order, and Adam turns the rounding

@@ -69,7 +69,7 @@ export class Gantt {
     if (row === undefined) return;
     const x = LEFT + (unit.started - this.start) * scale, w = unit.seconds * scale, y = row * (ROW + GAP);
     if (x + w < LEFT || x > this.canvas.clientWidth) return;
-    pen.fillStyle = trialColour(unit.number, ["train", "forward", "forward-backward", "backward", "weights", "", "objective"].includes(unit.kind) || unit.kind.startsWith("step") ? 0.95 : 0.55);
+    pen.fillStyle = trialColour(unit.number, ["train", "forward", "forward-backward", "backward", "weights", "", "objective"].includes(unit.kind) || unit.kind.startsWith("step") || unit.kind.startsWith("train ") ? 0.95 : 0.55);
     const gap = w > 4 ? 0.5 : 0;
     pen.fillRect(x, y, Math.max(w - gap, 0.7), ROW);
     if (unit === this.near) { pen.strokeStyle = colour("ink"); pen.lineWidth = 2; pen.strokeRect(x + 1, y + 1, Math.max(w - 2, 1), ROW - 2); }

@@ -1,0 +1,1 @@
+"""Strategy `pack`: trials of one shape trained as one batched model."""
