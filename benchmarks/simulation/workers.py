@@ -21,6 +21,8 @@ from hydra_tune.engine.remote import find_function
 from hydra_tune.engine.unit import Failure
 from hydra_tune.engine.worker_processes import Process
 
+MOST_BUILDERS = 2
+
 
 @dataclass(frozen=True)
 class Faults:
@@ -79,8 +81,8 @@ class SimulatedProcesses:
         self, setup: messages.Setup, on_message: Callable[[Any], None], on_line: Callable[[str], None]
     ) -> Process:  # fmt: skip
         alive = [each for each in self._world.processes if each.setup.device == setup.device and each.alive]
-        if alive:
-            self._world.wrong.append(f"two processes of {setup.device} at a time")
+        if len(alive) >= (MOST_BUILDERS if setup.device == "builder" else 1):
+            self._world.wrong.append(f"{len(alive) + 1} processes of {setup.device} at a time")
         process = SimulatedProcess(self._world, setup, on_message)
         self._world.processes.append(process)
         return process

@@ -50,7 +50,7 @@ def timeout_after_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("timeout_after_epochs")
 def test_running_trials_end_at_the_timeout_with_the_epochs_they_have(build: Any, best: bool) -> None:
     result = ht.search(
-        build, trials=50, timeout=10**6, stop_at_timeout=True, devices="2xcpu", seed=1, progress=False
+        build, trials=50, timeout=10**6, stop_at_timeout=True, devices="2xcpu", seed=1, progress=False, strategy="whole"
     )  # fmt: skip
     ended = [record for record in result.trials if record.state == "COMPLETE"]
     assert 1 <= len(result.trials) <= 4

@@ -103,7 +103,8 @@ from hydra_tune.training.builds import build_here, write_source
 from hydra_tune.training.remote_trial import TrialInfo
 from hydra_tune.training.source import FileSource
 
-context = SimpleNamespace(unit=0, cache={}, resident={})
+setup = SimpleNamespace(torch_devices=("cpu",))
+context = SimpleNamespace(unit=0, cache={}, resident={}, setup=setup, on_accelerator=False)
 path = write_source(FileSource(sys.argv[1], "objective"), ".")
 built = build_here(context, path, TrialInfo(number=0, seed=1, attempt="a"))
 assert built.values == (2.5,)

@@ -11,7 +11,7 @@ import pytest
 
 import hydra_tune as ht
 from hydra_tune.coordinator.objective_admission import ObjectiveAdmission
-from hydra_tune.core import devices
+from hydra_tune.core import devices, probe
 from hydra_tune.core.devices import parse_devices
 from hydra_tune.engine.scheduler import WorkerView
 from hydra_tune.engine.unit import Memory, Role
@@ -24,7 +24,7 @@ MIB = 2**20
 def four(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four accelerators of 100 bytes."""
     monkeypatch.setattr(devices, "_accelerators", lambda: [f"cuda:{i}" for i in range(4)])
-    monkeypatch.setattr(devices, "_usable_bytes", lambda name: 100)
+    monkeypatch.setattr(probe, "free_bytes", lambda _backends: {f"cuda:{i}": 112 for i in range(4)})
 
 
 @pytest.mark.usefixtures("four")

@@ -50,7 +50,7 @@ def worker(folder: Path, builds: list[str], make: Any = made) -> Any:
         found: ht.Candidate = make()
         return found
 
-    setup = SimpleNamespace(directory=str(folder), worker=0)
+    setup = SimpleNamespace(directory=str(folder), worker=0, torch_devices=("cpu",))
     return SimpleNamespace(setup=setup, cache={"build": build}, unit="")
 
 

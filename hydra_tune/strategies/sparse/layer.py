@@ -54,8 +54,10 @@ class PrunedLayer:
         flat = dense.reshape(-1)
         if self.wide is None and self.pending:
             self.gradient.add_(flat.index_select(0, self.index))
-        else:
+        elif flat.dtype == self.gradient.dtype:
             torch.index_select(flat, 0, self.index, out=self.gradient)
+        else:  # the model's forward has changed the weight's dtype
+            self.gradient.copy_(flat.index_select(0, self.index))
         if self.wide is not None and self.pending:
             # A 16-bit sum would lose small later terms.
             self.wide.add_(self.gradient)
@@ -74,7 +76,7 @@ class PrunedLayer:
         self.optimizer.param_groups[0].update(options)
         if self.wide is None:
             self.master.data = gathered(self.weight, self.index)
-            self.master.grad = self.gradient
+            self.master.grad = self.gradient.to(self.master.dtype)
         else:
             self.wide.copy_(self.gradient)
             self.master.grad = self.wide

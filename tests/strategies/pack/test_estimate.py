@@ -69,5 +69,5 @@ def test_a_pack_is_as_large_as_a_device_holds(tmp_path: Path) -> None:
 def test_what_cannot_gain_or_be_packed_says_so(tmp_path: Path) -> None:
     slow = Rehearsal(batch_seconds=0.5, judge_seconds=0.1, peak_bytes=1, state_bytes=1)
     assert "a batch takes 500 ms" in of(Look(tmp_path, 0, slow)).refused
-    assert "trying it out failed (it raised)" in of(Look(tmp_path, 0, None)).refused
+    assert "its rehearsal failed (it raised)" in of(Look(tmp_path, 0, None)).refused
     assert "Adagrad has no batched form" in of(Look(tmp_path, 0, optimizer=torch.optim.Adagrad)).refused

@@ -54,7 +54,9 @@ class Here(TrialRun):
         self.blueprint, self.candidacy = blueprint, Candidacy(BUILDER)
         place = folder / "run"
         place.mkdir(exist_ok=True)
-        setup = SimpleNamespace(directory=str(place), overflow=(), memory=room, device="cpu", worker=0)
+        setup = SimpleNamespace(
+            directory=str(place), overflow=(), memory=room, device="cpu", torch_devices=("cpu",), worker=0
+        )
         self.contexts: list[Any] = [
             SimpleNamespace(
                 setup=setup,

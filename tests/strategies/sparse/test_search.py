@@ -87,7 +87,9 @@ def test_a_loss_that_is_no_mean_over_rows_has_one_replica() -> None:
     assert alone.best_value == one.best_value
     assert alone.trials[0].plan is not None
     assert alone.trials[0].plan["replicas"] == 1
-    with pytest.raises(ht.SearchFailed, match=r"replicas is 2, but the loss of 2 micro-batches"):
+    with pytest.raises(
+        ht.SearchFailed, match=r"replicas is 2, but 2 micro-batches, weighted by rows, have .* as their loss"
+    ):
         searched("two", fields, replicas=2, **options)
 
 
