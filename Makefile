@@ -17,7 +17,10 @@ demo: $(STAMP) ## Search a dozen candidates of several families on two CPU devic
 	@$(BIN)/hydra-tune search examples/digits.yaml
 
 test: $(STAMP) ## Run all tests (about ten minutes on two cores)
-	@$(BIN)/python -m pytest -q -n 4 --dist loadfile --durations=20
+	@$(BIN)/python -m pytest -q -m "not slow" -n 4 --dist loadfile --durations=20
+
+slow: $(STAMP) ## Run the tests that `make test` leaves to CI: clusters, whole searches on the test accelerator, crash points
+	@$(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --durations=20
 
 quick: $(STAMP) ## Run the smoke tests (under 45 seconds)
 	@$(BIN)/python -m pytest -q -m smoke -n 2 --dist loadfile
@@ -26,7 +29,7 @@ MODELS ?= all
 zoo: $(STAMP) ## Train every model of the zoo in shards, and write docs/models.md (about three minutes)
 	@HYDRA_TUNE_ZOO="$(MODELS)" $(BIN)/python -m pytest -q tests/zoo
 
-check: lint test ## Lint, type-check and test, as CI does
+check: lint test slow ## Lint, type-check and test, as CI does
 
 lint: $(STAMP) ## Lint and type-check
 	@$(BIN)/ruff check .
@@ -52,4 +55,4 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e .[dev]
 	@touch $@
 
-.PHONY: help demo test quick zoo check lint bench clean
+.PHONY: help demo test slow quick zoo check lint bench clean

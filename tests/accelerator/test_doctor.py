@@ -11,6 +11,8 @@ from hydra_tune.coordinator import device_check
 from hydra_tune.coordinator.device_check import check_devices
 from tests.accelerator.process import needs_compiler
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["cpu", "testdev:0"])
 def device(request: pytest.FixtureRequest) -> Iterator[str]:

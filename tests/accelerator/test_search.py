@@ -20,7 +20,7 @@ from hydra_tune.core.errors import SpecError
 from tests.accelerator.process import DeviceProcess, needs_compiler
 from tests.candidates import plain_loop, small_candidate
 from tests.fault.searches import run, started, wait_for
-from tests.strategies.shard.test_search import rows
+from tests.strategies.searches import rows
 
 pytestmark = needs_compiler
 TWO = "testdev:0,testdev:1"

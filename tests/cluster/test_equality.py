@@ -15,6 +15,8 @@ from tests.candidates import rows, small_candidate
 from tests.cluster.conftest import Started
 from tests.cluster.slow_candidates import build_large
 
+pytestmark = pytest.mark.slow
+
 EXACT: dict[str, Any] = {"whole": "whole", "shard": "shard", "pipeline": {"name": "pipeline", "microbatches": 2}}
 ARGUMENTS: dict[str, Any] = {"trials": 4, "sampler": "random", "seed": 5, "progress": False}
 

@@ -19,6 +19,8 @@ from tests.cluster.conftest import Started
 from tests.cluster.machines import Machines
 from tests.cluster.slow_candidates import build_slow
 
+pytestmark = pytest.mark.slow
+
 GIVEN: dict[str, Any] = {"trials": 4, "sampler": "random", "seed": 5, "strategy": "whole", "checkpoint_seconds": 0.2}
 
 

@@ -20,7 +20,7 @@ from hydra_tune.storage.details import events
 from tests.cluster.raylets import Raylets, agents_of, bridges, until
 from tests.cluster.slow_candidates import build_slow
 
-pytestmark = pytest.mark.skipif(
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(]
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'hydra-tune[ray]'"
 )
 

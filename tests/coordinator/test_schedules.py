@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 MISTAKE = """
 from hydra_tune.coordinator.attempt import Attempt
 

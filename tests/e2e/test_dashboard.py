@@ -216,7 +216,7 @@ def test_why_a_strategy_was_chosen_and_what_was_spilled(visitor: Visitor, url: s
     visitor.open("/studies/1/devices")
     visitor.see_all()
     assert "7.0 MiB" in page.locator(".facts").inner_text()
-    page.wait_for_function("document.querySelector('#spilled-memory .plot')?.data")  # it is drawn a moment later
+    page.locator("#spilled-memory .plot svg").first.wait_for()  # it is drawn a moment later
     shown = page.evaluate("document.querySelector('#spilled-memory .plot').data.map((one) => [one.name, one.y.at(-1)])")
     assert shown == [["in host memory", 6], ["on disk", 1]]
     for chart in ("utilisation", "resident-memory", "free-memory"):

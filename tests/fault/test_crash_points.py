@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 POINTS = os.environ.get("HYDRA_TUNE_CRASH_POINTS", "3")
 
 
