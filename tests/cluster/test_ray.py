@@ -20,9 +20,12 @@ from hydra_tune.storage.details import events
 from tests.cluster.raylets import Raylets, agents_of, bridges, until
 from tests.cluster.slow_candidates import build_slow
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(]
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'hydra-tune[ray]'"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'hydra-tune[ray]'"
+    ),
+]
 
 ROOT = Path(__file__).parents[2]
 GIVEN: dict[str, Any] = {"sampler": "random", "seed": 5, "strategy": "whole", "checkpoint_seconds": 0.2}
