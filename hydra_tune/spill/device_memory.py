@@ -1,13 +1,11 @@
 """Device memory of a worker: blocks of bytes under one budget, with the rest in the spill store.
 
-Every block has a key, a size and the moment of its next use. To make room, the block that is needed last is evicted; a
-changed block is first written to its trial's files. Blocks of the running step are pinned, and a block whose memory a
-tensor outside still refers to (a view that user code holds) stays too. A second thread loads the next step's blocks
-during the current step, as far as there is room.
+To make room, the block that is needed last is evicted; a changed block is first written to its trial's files. Blocks of
+the running step are pinned; one to whose memory a tensor outside refers (a view in user code) stays too. A second
+thread loads the next step's blocks during the current step, as far as there is room.
 
-On an accelerator, blocks live in its memory, and copies run while it computes (`transfers.StreamTransfers`): a block
-that is read may be acquired before its copy is over, and one that is evicted is written to its file by a third thread.
-On a CPU the device's memory is the worker's own, and the same calls read and write the files directly.
+On an accelerator copies run while it computes (`transfers.StreamTransfers`): a block may be acquired before its copy is
+over, and one that is evicted is written by a third thread. On a CPU the same calls read and write files directly.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class Pack:
         """Run code of one member's user; if it raises, that member leaves, and None is returned."""
         try:
             return work()
-        except Exception as error:  # noqa: BLE001 - code of the user may raise anything
+        except Exception as error:  # code of the user may raise anything
             self._fail(member, error)
             return None
 
@@ -245,7 +245,7 @@ class Pack:
         try:
             for position in range(len(self.members[0].valid)):
                 self._judge_batch(position, streams, sums)
-        except Exception as error:  # noqa: BLE001 - what has no batched form is evaluated member by member
+        except Exception as error:  # what has no batched form is evaluated member by member
             logger.info("members of a pack are evaluated one by one: %s", reason(error))
             return {}
         finally:
