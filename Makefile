@@ -16,7 +16,7 @@ help: ## List what can be made
 demo: $(STAMP) ## Search a dozen candidates of several families on two CPU devices (under two minutes)
 	@$(BIN)/hydra-tune search examples/digits.yaml
 
-test: $(STAMP) ## Run all tests (about ten minutes on two cores)
+test: $(STAMP) ## Run the tests (about fourteen minutes on two cores)
 	@$(BIN)/python -m pytest -q -m "not slow" -n 4 --dist loadfile --durations=20
 
 slow: $(STAMP) ## Run the tests that `make test` leaves to CI: clusters, whole searches on the test accelerator, crash points
