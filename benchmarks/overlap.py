@@ -1,4 +1,4 @@
-"""How much of the copying of blocks is hidden behind compute, on the test accelerator and by its own clock.
+"""Measures the share of block copies that runs while the test accelerator computes, by its own clock.
 
 A chain of layers of equal size, whose weights are blocks that do not fit the device together: forward, backward and a
 step of plain SGD, moved by the device memory that trials in shards use. Copies and products take the seconds that the

@@ -118,7 +118,7 @@ class Ends(Display):
 
 @dataclass
 class Found:
-    """What came of a schedule."""
+    """The result of one schedule: broken rules, faults and trials."""
 
     wrong: list[str] = field(default_factory=list)
     faults: int = 0

@@ -1,4 +1,4 @@
-"""What simulated workers compute: training as arithmetic, so that a batch too many or too few changes every value.
+"""Training in simulated workers, as arithmetic: a batch too many or too few changes every value.
 
 State has the life of the real one: what is resident dies with its worker, commits live in the run's files, checkpoints
 and weights on disk.
@@ -65,7 +65,7 @@ class Files:
 
 @dataclass
 class Resident:
-    """What a worker holds of one attempt."""
+    """The state of one attempt in a worker."""
 
     state: State
     seed: int

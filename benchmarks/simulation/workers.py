@@ -48,7 +48,7 @@ class NoFaults(Faults):
 
 @dataclass
 class World:
-    """What the workers of one search share."""
+    """State that the workers of one search share."""
 
     loop: VirtualLoop
     chance: Random

@@ -1,4 +1,4 @@
-"""How far a node's clock is ahead of the coordinator's, from the beats of its line."""
+"""Estimates the seconds by which a node's clock is ahead of the coordinator's, from the beats of its line."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class News(StrEnum):
-    """What a membership tells."""
+    """Kinds of changes that a membership reports."""
 
     DRAINED = "drained"
     """A node is about to leave."""

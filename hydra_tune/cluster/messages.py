@@ -59,7 +59,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Share:
-    """How many trials are to run at once on this node, and how many want its devices now."""
+    """The number of trials to run at once on this node, and of those that want its devices now."""
 
     at_once: int
     rivals: int

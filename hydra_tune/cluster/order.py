@@ -1,4 +1,4 @@
-"""What an agent is told when it is started."""
+"""The start order of an agent: where to connect, and what it may use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Order:
-    """What an agent is told when it is started."""
+    """Arguments with which an agent is started."""
 
     host: str
     """Address of the coordinator."""

@@ -34,7 +34,7 @@ class Outgoing(Protocol):
 
 @dataclass
 class Sent:
-    """What the other end already has of a directory: sizes and times of files, by name."""
+    """Files of a directory that the other end already has: sizes and times, by name."""
 
     files: dict[str, tuple[int, int]] = field(default_factory=dict)
     bytes: int = 0

@@ -45,7 +45,7 @@ MOVED = 64 * 2**20
 
 @dataclass
 class Verdict:
-    """What was found on one device."""
+    """The findings of the check of one device."""
 
     device: str
     strategies: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Where an engine's worker processes come from: a template on this machine, with the reaper that outlives it.
+"""Makes an engine's worker processes, from a template on this machine with the reaper that outlives it.
 
 A simulation puts its own in place of it (`benchmarks/simulation`).
 """

@@ -62,7 +62,7 @@ class Transfers:
 
 
 class Last(Enum):
-    """What has last happened to a buffer on the device."""
+    """The latest operation on a buffer of the device."""
 
     READ = "read"
     USE = "use"

@@ -60,6 +60,25 @@ class Prepared:
     """None where the candidate was not made by a trial's build."""
 
 
+@dataclass(frozen=True)
+class HasPrepared:
+    """Base of the kits in which a prepared candidate travels."""
+
+    prepared: Prepared
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.prepared.candidate
+
+    @property
+    def train(self) -> Dataset:
+        return self.prepared.train
+
+    @property
+    def valid(self) -> Dataset | None:
+        return self.prepared.valid
+
+
 def prepare(context: WorkerContext, candidate: Candidate, origin: Origin | None = None) -> Prepared:
     """Load and check the data of a candidate that was just built."""
     context.cache.setdefault(_BUILT_CLASSES, set()).update(_classes(candidate.model))

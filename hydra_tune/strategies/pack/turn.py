@@ -1,4 +1,4 @@
-"""What units of packed trials return: plain data for the coordinator."""
+"""Results of the units of packed trials: plain data for the coordinator."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ from hydra_tune.strategies.pipeline.parameters import Dense, Parameters
 from hydra_tune.strategies.pipeline.stages import Stage
 from hydra_tune.strategies.shard.optimizers import OptimizerParts
 from hydra_tune.strategies.shard.plan import Bundle
-from hydra_tune.training.candidate import Candidate, Dataset
-from hydra_tune.training.prepared import Prepared
+from hydra_tune.training.prepared import HasPrepared
 from hydra_tune.training.sent import Shapes, packed_for_workers, unpacked_in_worker
 
 
@@ -26,10 +25,9 @@ class Held:
 
 
 @dataclass(frozen=True)
-class PipelineKit:
+class PipelineKit(HasPrepared):
     """The data that every worker of a pipelined trial loads: candidate with an empty model, datasets, stages."""
 
-    prepared: Prepared
     seed: int
     program: Program
     stages: tuple[Stage, ...]
@@ -42,18 +40,6 @@ class PipelineKit:
     """Bytes that each device has for this trial."""
     parameters: type[Parameters] = Dense
     """Class that stores a device's parameters."""
-
-    @property
-    def candidate(self) -> Candidate:
-        return self.prepared.candidate
-
-    @property
-    def train(self) -> Dataset:
-        return self.prepared.train
-
-    @property
-    def valid(self) -> Dataset | None:
-        return self.prepared.valid
 
 
 def packed_kit(context: WorkerContext, kit: PipelineKit, initial: str, shapes: Shapes) -> bytes:

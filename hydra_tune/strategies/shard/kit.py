@@ -12,16 +12,14 @@ from hydra_tune.strategies.shard.first_batch import FirstBatch
 from hydra_tune.strategies.shard.optimizers import OptimizerParts
 from hydra_tune.strategies.shard.plan import Plan
 from hydra_tune.strategies.shard.skeleton import empty_parameters
-from hydra_tune.training.candidate import Candidate, Dataset
-from hydra_tune.training.prepared import Prepared
+from hydra_tune.training.prepared import HasPrepared
 from hydra_tune.training.sent import packed_for_workers, shapes_of_parameters, unpacked_in_worker
 
 
 @dataclass(frozen=True)
-class Kit:
+class Kit(HasPrepared):
     """The candidate with an empty model, its data and its plan."""
 
-    prepared: Prepared
     seed: int
     plan: Plan
     parts: OptimizerParts
@@ -33,18 +31,6 @@ class Kit:
     """Loss and gradients of the first batch as the whole model gives them; None if it has not run it."""
     initial: str = ""
     """Fingerprint of the weights that the build made; empty if unknown."""
-
-    @property
-    def candidate(self) -> Candidate:
-        return self.prepared.candidate
-
-    @property
-    def train(self) -> Dataset:
-        return self.prepared.train
-
-    @property
-    def valid(self) -> Dataset | None:
-        return self.prepared.valid
 
 
 def packed_kit(context: WorkerContext, kit: Kit) -> bytes:
